@@ -1,0 +1,50 @@
+"""Bytes to messages and back. Any bytes give a message or a ``DecodeError``, nothing else.
+
+Decoding is done in two steps: ``msgpack`` unpacks under length limits that follow from the frame's own size, then
+``msgspec`` checks the result into the typed struct.
+"""
+
+from typing import Any, Generic, TypeVar
+
+import msgpack
+import msgspec
+
+from shared.wire import executor, gateway
+
+Message = TypeVar("Message")
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+"""Larger frames are refused unread; the longest honest message is a Submit of a full context (4 bytes a token)."""
+
+
+class DecodeError(ValueError):
+    """The peer sent bytes that are no message of this link."""
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """Encode one message as MessagePack: an array whose first item is the message's tag."""
+    return msgspec.msgpack.encode(message)
+
+
+class Decoder(Generic[Message]):
+    """Decodes the messages of one direction of one link."""
+
+    def __init__(self, messages: Any) -> None:
+        self._messages = messages
+
+    def decode(self, data: bytes) -> Message:
+        """Return the message in ``data``. Raises DecodeError."""
+        if len(data) > MAX_MESSAGE_BYTES:
+            raise DecodeError(f"a message of {len(data)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
+        try:
+            plain = msgpack.unpackb(data, raw=False, strict_map_key=True)
+            message: Message = msgspec.convert(plain, self._messages)
+        except (ValueError, OverflowError, RecursionError, msgpack.UnpackException) as error:
+            raise DecodeError(f"{type(error).__name__}: {error}") from error
+        return message
+
+
+gateway_to_scheduler: Decoder[gateway.ToScheduler] = Decoder(gateway.ToScheduler)
+scheduler_to_gateway: Decoder[gateway.ToGateway] = Decoder(gateway.ToGateway)
+executor_to_scheduler: Decoder[executor.ToScheduler] = Decoder(executor.ToScheduler)
+scheduler_to_executor: Decoder[executor.ToExecutor] = Decoder(executor.ToExecutor)
