@@ -1,0 +1,49 @@
+"""What the executor asks of whatever computes a step. The shell calls it from the compute thread only."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from services.executor.batch import StepBatch
+from shared.wire.facts import ExecutorLimits, ModelFacts
+
+
+@dataclass
+class StepOutput:
+    """The tokens of one step, in the order of ``StepBatch.samples``."""
+
+    tokens: list[int]
+    """[S] whatever stands where ``failures`` has an entry is ignored."""
+    failures: dict[int, str] = field(default_factory=dict)
+    """Index into ``samples`` -> why that lane alone has no token (NaN logits, say). Never holds a request's text."""
+
+
+class StepError(Exception):
+    """Raised by ``Backend.run``: nothing of the step counts."""
+
+    def __init__(self, detail: str, lanes: Sequence[int] = (), fatal: bool = False) -> None:
+        """``lanes`` are to blame (none in particular when empty); after ``fatal`` the executor exits."""
+        super().__init__(detail)
+        self.detail = detail
+        self.lanes = list(lanes)
+        self.fatal = fatal
+
+
+class Backend(Protocol):
+    """Weights, KV memory and sampling of one executor."""
+
+    facts: ModelFacts
+    limits: ExecutorLimits
+    device: str
+    numerics: str
+    """Fingerprint of all that may change a bit of a result."""
+
+    def warm_up(self) -> None:
+        """Run what a first step would otherwise pay for. Called once, before the first hello."""
+
+    def run(self, batch: StepBatch) -> StepOutput:
+        """Write the KV of the step's tokens, attend through the block tables, sample. Raises StepError."""
+        ...
+
+    def released(self, lane: int, blocks: Sequence[int]) -> None:
+        """A lane was retired; ``blocks`` are those of its blocks that no lane holds any more."""

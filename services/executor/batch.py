@@ -1,0 +1,48 @@
+"""What one step computes, flat: made by ``lanes``, read by every backend. Data only; may import numpy, never torch.
+
+Shape letters: R work rows, T tokens of the step (sum of the rows' counts), S sampled rows.
+"""
+
+from msgspec import Struct
+from numpy import int32, int64
+from numpy.typing import NDArray
+
+from shared.wire.sampling import Sampling
+
+
+class SampleRow(Struct, frozen=True, gc=False):
+    """One work row whose next token is wanted."""
+
+    row: int
+    """Index of the work row, 0..R-1."""
+    lane: int
+    seq: int
+    sampling: Sampling
+    position: int
+    """Absolute position of the token to be sampled: the row's context length, and the key of its random numbers."""
+    tokens: NDArray[int32]
+    """[position] the lane's known tokens (prompt + output): a read-only view, valid until the step is committed."""
+    num_prompt: int
+    """How many of ``tokens`` are prompt; the rest is output."""
+
+
+class StepBatch(Struct, frozen=True):
+    """One step: row r computes tokens ``query_starts[r]:query_starts[r + 1]``, the last of its context so far."""
+
+    step: int
+    lanes: list[int]
+    """[R]"""
+    token_ids: NDArray[int32]
+    """[T]"""
+    positions: NDArray[int32]
+    """[T] absolute positions."""
+    slot_mapping: NDArray[int64]
+    """[T] where each token's KV is written: block * block_size + offset."""
+    query_starts: NDArray[int32]
+    """[R + 1]"""
+    context_lens: NDArray[int32]
+    """[R] tokens a row may attend to, its own included."""
+    block_tables: NDArray[int32]
+    """[R, W] W being what the longest context needs; past a row's own table -1."""
+    samples: list[SampleRow]
+    """[S] in work order."""
