@@ -1,0 +1,28 @@
+"""Options of one scheduler process. Built by ``tools`` from the command line; imports nothing."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SchedulerOptions:
+    """What an operator may choose. Limits of executors are not here: they travel by hello."""
+
+    gateways_endpoint: str = "tcp://127.0.0.1:5701"
+    """Where gateways connect (a ZeroMQ endpoint to bind)."""
+    executors_endpoint: str = "tcp://127.0.0.1:5702"
+    """Where executors connect."""
+    max_inflight: int = 2
+    """Steps outstanding per executor: 1 or 2."""
+    max_step_tokens: int | None = None
+    """Most rows in one step; None leaves it to each executor."""
+    max_queue: int | None = None
+    """Most waiting requests before a submit is rejected; None is no limit."""
+    recovery_timeout_s: float = 60.0
+    """How long requests wait for an executor when none is connected any more."""
+    step_timeout_s: float = 60.0
+    """A step older than this is a lost executor."""
+    host: str = "127.0.0.1"
+    """Address of the metrics server."""
+    metrics_port: int | None = None
+    """Port of ``/metrics`` and ``/health``; 0 picks one, None is no server."""
+    log_level: str = "info"

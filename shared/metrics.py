@@ -1,0 +1,68 @@
+"""A process's own small HTTP server for ``/metrics`` and ``/health``; used by every service's main.
+
+It runs in a daemon thread beside the event loop, so it answers also while the loop is busy; what it serves is cached
+state. Imports prometheus_client and the standard library only.
+"""
+
+import threading
+from collections.abc import Callable, Iterable
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+
+Health = Callable[[], tuple[bool, str]]
+"""Whether the process is well, and one line about it. Called in the server's thread."""
+
+PREFIX = "paternoster:"
+"""In front of every metric's name."""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _QuietHandler(WSGIRequestHandler):
+    timeout = 10
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Health and metrics polls are not worth a line each."""
+
+
+class MetricsServer:
+    """The running server. ``port`` is the real one, also when 0 was asked for."""
+
+    def __init__(self, server: _Server) -> None:
+        self._server = server
+        self.port: int = server.server_port
+        self._thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop serving and free the port."""
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def serve(host: str, port: int, registry: CollectorRegistry, health: Health) -> MetricsServer:
+    """Serve ``/metrics`` of ``registry`` and ``/health``. Raises OSError when the port is taken."""
+    metrics_app = make_wsgi_app(registry)
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        match environ["PATH_INFO"]:
+            case "/metrics":
+                return metrics_app(environ, start_response)
+            case "/health":
+                well, line = health()
+                return _plain(start_response, "200 OK" if well else "503 Service Unavailable", line)
+            case _:
+                return _plain(start_response, "404 Not Found", "there are /metrics and /health here")
+
+    return MetricsServer(make_server(host, port, app, server_class=_Server, handler_class=_QuietHandler))
+
+
+def _plain(start_response: Any, status: str, line: str) -> Iterable[bytes]:
+    start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
+    return [line.encode() + b"\n"]
