@@ -1,0 +1,34 @@
+"""Stops the start when the environment holds a ``PATERNOSTER_*`` variable that no option reads.
+
+Called by ``tools.main`` before any command. Imports typer's view of the command line, nothing of the services.
+"""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from shared.config import unknown_variables
+
+FAULTS = "PATERNOSTER_FAULTS"
+"""Read by the fake backend itself: JSON, for tests only."""
+
+
+def known_variables(command: Any) -> set[str]:
+    """Every variable that an option of ``command`` or of a command below it reads."""
+    known = {FAULTS}
+    for parameter in command.params:
+        if isinstance(parameter.envvar, str):
+            known.add(parameter.envvar)
+    for below in getattr(command, "commands", {}).values():
+        known |= known_variables(below)
+    return known
+
+
+def complaints(environ: Mapping[str, str], known: set[str]) -> list[str]:
+    """One line for each unknown variable, with the nearest known name where there is one."""
+    lines = []
+    for name in unknown_variables(environ, known):
+        near = get_close_matches(name, sorted(known), n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        lines.append(f"unknown environment variable {name}{hint}")
+    return lines

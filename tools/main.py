@@ -1,0 +1,298 @@
+"""The ``paternoster`` command: turns options and environment variables into the options of one process and runs it.
+
+Each command imports its own service only when it runs, so that an image needs the packages of its service alone.
+"""
+
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer.exceptions import TyperException
+
+from tools import environment
+from tools import options as o
+
+PROGRAM = "paternoster"
+USAGE_ERROR = 2
+
+app = typer.Typer(name=PROGRAM, no_args_is_help=True, add_completion=False, help="Serve language models.")
+model_app = typer.Typer(no_args_is_help=True, help="Prepare a model for serving.")
+bench_app = typer.Typer(no_args_is_help=True, help="Measure a server.")
+app.add_typer(model_app, name="model")
+app.add_typer(bench_app, name="bench")
+
+
+def main() -> None:
+    """Entry point: runs one command; what the user got wrong is one line on stderr and exit code 2."""
+    command = typer.main.get_command(app)
+    if lines := environment.complaints(os.environ, environment.known_variables(command)):
+        _complain(lines)
+        sys.exit(USAGE_ERROR)
+    try:
+        code = command.main(prog_name=PROGRAM, standalone_mode=False)
+    except TyperException as error:
+        if message := " ".join(error.format_message().split()).replace("Value error, ", ""):
+            _complain([message])
+        sys.exit(error.exit_code)
+    except typer.Abort:
+        sys.exit(130)
+    sys.exit(code or 0)
+
+
+def _complain(lines: list[str]) -> None:
+    for line in lines:
+        print(f"{PROGRAM}: error: {line}", file=sys.stderr)
+
+
+def _finish(code: int) -> None:
+    raise typer.Exit(code)
+
+
+def _api_keys(keys: list[str], key_file: str) -> tuple[str, ...]:
+    """Keys of the options and of the file, each once, in order."""
+    found = list(keys)
+    if key_file:
+        try:
+            lines = Path(key_file).read_text().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise typer.BadParameter(f"cannot read {key_file}: {error}", param_hint="--api-key-file") from error
+        in_file = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
+        if not in_file:
+            raise typer.BadParameter(f"{key_file} holds no key", param_hint="--api-key-file")
+        found += in_file
+    if any(not key or not key.isascii() or not key.isprintable() or " " in key for key in found):
+        raise typer.BadParameter("a key must be printable ASCII without spaces", param_hint="--api-key")
+    return tuple(dict.fromkeys(found))
+
+
+def _served_name(given: str, model: str, backend: str) -> str:
+    if given:
+        return given
+    return "fake" if backend == "fake" else Path(model).name
+
+
+def _model_folder(model: str, backend: str) -> str:
+    if backend == "torch" and not (Path(model) / "config.json").is_file():
+        raise typer.BadParameter(
+            f"{model or 'nothing'!r} is not a model folder; fill one with 'paternoster model fetch REF DIR'",
+            param_hint="--model",
+        )
+    return model
+
+
+@app.command()
+def up(
+    host: o.Host = "127.0.0.1",
+    port: o.Port = 8000,
+    gateways: o.Gateways = 1,
+    executors: o.Executors = 1,
+    model: o.Model = "default",
+    served_model_name: o.ServedModelName = "",
+    device: o.DeviceOption = "auto",
+    dtype: o.DtypeOption = "auto",
+    backend: o.BackendOption = "torch",
+    max_inflight: o.MaxInflight = 2,
+    block_size: o.BlockSize = 16,
+    num_blocks: o.NumBlocks = None,
+    kv_memory: o.KvMemory = None,
+    max_lanes: o.MaxLanes = 64,
+    max_step_tokens: o.MaxStepTokens = 512,
+    max_model_len: o.MaxModelLen = None,
+    max_queue: o.MaxQueue = None,
+    api_key: o.ApiKeys = [],
+    api_key_file: o.ApiKeyFile = "",
+    cors_origin: o.CorsOrigins = [],
+    debug_endpoints: o.DebugEndpoints = False,
+    log_level: o.LogLevelOption = "info",
+    drain_timeout: o.DrainTimeout = 30,
+    recovery_timeout: o.RecoveryTimeout = 60,
+    step_timeout: o.StepTimeout = 60,
+    seed: o.Seed = None,
+    threads: o.Threads = None,
+    link_port: o.LinkPort = 5701,
+    metrics_port: o.UpMetricsPort = 9101,
+) -> None:
+    """Start gateways, scheduler and executors on this machine, and keep them running."""
+    from tools.up import UpOptions, run
+
+    options = UpOptions(
+        host=host,
+        port=port,
+        gateways=gateways,
+        executors=executors,
+        model=model,
+        served_model_name=served_model_name,
+        device=device,
+        dtype=dtype,
+        backend=backend,
+        max_inflight=max_inflight,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        kv_memory=kv_memory,
+        max_lanes=max_lanes,
+        max_step_tokens=max_step_tokens,
+        max_model_len=max_model_len,
+        max_queue=max_queue,
+        api_keys=_api_keys(api_key, api_key_file),
+        cors_origins=tuple(cors_origin),
+        debug_endpoints=debug_endpoints,
+        log_level=log_level,
+        drain_timeout_s=drain_timeout,
+        recovery_timeout_s=recovery_timeout,
+        step_timeout_s=step_timeout,
+        seed=seed,
+        threads=threads,
+        link_port=link_port,
+        metrics_port=metrics_port or None,
+    )
+    _finish(run(options))
+
+
+@app.command()
+def gateway(
+    name: o.Name = "",
+    scheduler: o.GatewayScheduler = "tcp://127.0.0.1:5701",
+    model: o.ModelFolder = "",
+    backend: o.BackendOption = "torch",
+    served_model_name: o.ServedModelName = "",
+    host: o.Host = "127.0.0.1",
+    port: o.Port = 8000,
+    fd: o.ListenFd = None,
+    metrics_port: o.MetricsPort = 9201,
+    api_key: o.ApiKeys = [],
+    api_key_file: o.ApiKeyFile = "",
+    cors_origin: o.CorsOrigins = [],
+    debug_endpoints: o.DebugEndpoints = False,
+    log_level: o.LogLevelOption = "info",
+    drain_timeout: o.DrainTimeout = 30,
+    recovery_timeout: o.RecoveryTimeout = 60,
+    seed: o.Seed = None,
+) -> None:
+    """Run one gateway: HTTP on one side, the scheduler on the other."""
+    from services.gateway.main import run
+    from services.gateway.options import GatewayOptions
+
+    options = GatewayOptions(
+        name=name or socket.gethostname(),
+        scheduler=scheduler,
+        model=_model_folder(model, backend),
+        backend=backend,
+        served_model_name=_served_name(served_model_name, model, backend),
+        host=host,
+        port=port,
+        fd=fd,
+        metrics_port=metrics_port or None,
+        api_keys=_api_keys(api_key, api_key_file),
+        cors_origins=tuple(cors_origin),
+        debug_endpoints=debug_endpoints,
+        log_level=log_level,
+        drain_timeout_s=drain_timeout,
+        recovery_timeout_s=recovery_timeout,
+        seed=seed,
+    )
+    _finish(run(options))
+
+
+@app.command()
+def scheduler(
+    gateways_endpoint: o.GatewaysEndpoint = "tcp://127.0.0.1:5701",
+    executors_endpoint: o.ExecutorsEndpoint = "tcp://127.0.0.1:5702",
+    max_inflight: o.MaxInflight = 2,
+    max_step_tokens: o.StepTokensCap = None,
+    max_queue: o.MaxQueue = None,
+    recovery_timeout: o.RecoveryTimeout = 60,
+    step_timeout: o.StepTimeout = 60,
+    host: o.MetricsHost = "127.0.0.1",
+    metrics_port: o.MetricsPort = 9101,
+    log_level: o.LogLevelOption = "info",
+) -> None:
+    """Run the scheduler, the one process that plans every step."""
+    from services.scheduler.main import run
+    from services.scheduler.options import SchedulerOptions
+
+    options = SchedulerOptions(
+        gateways_endpoint=gateways_endpoint,
+        executors_endpoint=executors_endpoint,
+        max_inflight=max_inflight,
+        max_step_tokens=max_step_tokens,
+        max_queue=max_queue,
+        recovery_timeout_s=recovery_timeout,
+        step_timeout_s=step_timeout,
+        host=host,
+        metrics_port=metrics_port or None,
+        log_level=log_level,
+    )
+    _finish(run(options))
+
+
+@app.command()
+def executor(
+    name: o.Name = "",
+    scheduler: o.ExecutorScheduler = "tcp://127.0.0.1:5702",
+    model: o.ModelFolder = "",
+    backend: o.BackendOption = "torch",
+    device: o.DeviceOption = "auto",
+    dtype: o.DtypeOption = "auto",
+    block_size: o.BlockSize = 16,
+    num_blocks: o.NumBlocks = None,
+    kv_memory: o.KvMemory = None,
+    max_lanes: o.MaxLanes = 64,
+    max_step_tokens: o.MaxStepTokens = 512,
+    max_model_len: o.MaxModelLen = None,
+    threads: o.Threads = None,
+    step_timeout: o.StepTimeout = 60,
+    host: o.MetricsHost = "127.0.0.1",
+    metrics_port: o.MetricsPort = 9102,
+    log_level: o.LogLevelOption = "info",
+) -> None:
+    """Run one executor: the model, its KV cache and its compute threads."""
+    from services.executor.main import run
+    from services.executor.options import ExecutorOptions
+
+    options = ExecutorOptions(
+        name=name or socket.gethostname(),
+        scheduler=scheduler,
+        model=_model_folder(model, backend),
+        backend=backend,
+        device=device,
+        dtype=dtype,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        kv_memory=kv_memory,
+        max_lanes=max_lanes,
+        max_step_tokens=max_step_tokens,
+        max_model_len=max_model_len,
+        threads=threads,
+        host=host,
+        metrics_port=metrics_port or None,
+        log_level=log_level,
+        step_timeout_s=step_timeout,
+    )
+    _finish(run(options))
+
+
+@model_app.command("fetch")
+def fetch(
+    ref: Annotated[str, typer.Argument(help="'default', a hub id, a local folder or a .gguf file.")],
+    directory: Annotated[
+        str, typer.Argument(metavar="[DIR]", help="Folder to fill; the user's cache folder unless given.")
+    ] = "",
+) -> None:
+    """Fetch and convert a model into the folder that all services read; prints the folder."""
+    from tools import model
+
+    def report(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    try:
+        folder = model.fetch(ref, Path(directory), report) if directory else model.cached(ref, report)
+    except (OSError, ValueError) as error:
+        raise TyperException(f"cannot fetch {ref}: {error}") from error
+    print(folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""The options of every command, each written once: its name, its environment variable, its help and its limits.
+
+``tools.main`` puts them on commands. Imports typer only, so that a command's help needs no service.
+"""
+
+import re
+from typing import Annotated, Any, Literal
+
+import typer
+
+from shared.config import variable_of
+
+Backend = Literal["torch", "fake"]
+Device = Literal["auto", "cpu", "cuda"]
+Dtype = Literal["auto", "bfloat16", "float32", "float16"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def option(name: str, help_text: str, **more: Any) -> Any:
+    """An option ``--name`` that may also be given as ``PATERNOSTER_NAME``."""
+    return typer.Option(f"--{name}", envvar=variable_of(name), help=help_text, **more)
+
+
+def switch(name: str, help_text: str) -> Any:
+    """An option that is on when named, and off again with ``--no-name``."""
+    return typer.Option(f"--{name}/--no-{name}", envvar=variable_of(name), help=help_text)
+
+
+def parse_bytes(text: str) -> int:
+    """A number of bytes with an optional unit: ``4G``, ``512MiB``, ``1000000``. Raises BadParameter."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is not a number of bytes such as 4G or 512MiB")
+    count = int(float(match[1]) * _UNITS[match[2].upper()])
+    if count < 1:
+        raise typer.BadParameter(f"{text!r} is no memory at all")
+    return count
+
+
+# Where things listen.
+Host = Annotated[str, option("host", "Address to listen on.")]
+Port = Annotated[int, option("port", "HTTP port; 0 takes a free one.", min=0, max=65535)]
+MetricsHost = Annotated[str, option("host", "Address for /metrics and /health.")]
+MetricsPort = Annotated[
+    int, option("metrics-port", "Port for the process's own /metrics and /health; 0 is none.", min=0, max=65535)
+]
+UpMetricsPort = Annotated[
+    int,
+    option(
+        "metrics-port",
+        "Port of the scheduler's /metrics; executors follow from +1, gateways from +100; 0 is none.",
+        min=0,
+        max=65435,
+    ),
+]
+LinkPort = Annotated[
+    int,
+    option(
+        "link-port",
+        "Port where gateways find the scheduler; executors use the next one; 0 takes free ones.",
+        min=0,
+        max=65534,
+    ),
+]
+GatewaysEndpoint = Annotated[str, option("gateways-endpoint", "Where gateways connect, as tcp://ADDRESS:PORT.")]
+ExecutorsEndpoint = Annotated[str, option("executors-endpoint", "Where executors connect, as tcp://ADDRESS:PORT.")]
+GatewayScheduler = Annotated[str, option("scheduler", "The scheduler's endpoint for gateways.")]
+ExecutorScheduler = Annotated[str, option("scheduler", "The scheduler's endpoint for executors.")]
+ListenFd = Annotated[int | None, option("fd", "A listening socket, inherited from the parent.", min=0, hidden=True)]
+
+# How many processes, and their names.
+Gateways = Annotated[int, option("gateways", "Gateway processes; they share the HTTP port.", min=1, max=64)]
+Executors = Annotated[int, option("executors", "Executor processes.", min=1, max=64)]
+Name = Annotated[str, option("name", "Name of this process in logs and metrics; the host's name unless given.")]
+
+# The model and the device.
+Model = Annotated[str, option("model", "'default', a hub id, a local folder or a .gguf file.")]
+ModelFolder = Annotated[str, option("model", "Folder that 'paternoster model fetch' has filled.")]
+ServedModelName = Annotated[str, option("served-model-name", "Name in the API; the model's own unless given.")]
+BackendOption = Annotated[
+    Backend, option("backend", "'torch' runs the model; 'fake' makes text up and needs neither model nor torch.")
+]
+DeviceOption = Annotated[Device, option("device", "Where the model runs.")]
+DtypeOption = Annotated[
+    Dtype, option("dtype", "Number format; auto is bfloat16 where the device is made for it, else float32.")
+]
+Threads = Annotated[
+    int | None, option("threads", "Compute threads of one executor; its share of the cores unless given.", min=1)
+]
+
+# The executor's size.
+BlockSize = Annotated[int, option("block-size", "Tokens in one KV block.", min=1, max=256)]
+NumBlocks = Annotated[int | None, option("num-blocks", "KV blocks of one executor; by memory unless given.", min=1)]
+KvMemory = Annotated[
+    int | None,
+    option("kv-memory", "Memory for one executor's KV blocks, such as 2G.", parser=parse_bytes, metavar="BYTES"),
+]
+MaxLanes = Annotated[int, option("max-lanes", "Most requests that run at once on one executor.", min=1, max=4096)]
+MaxStepTokens = Annotated[int, option("max-step-tokens", "Most tokens in one step of one executor.", min=1)]
+StepTokensCap = Annotated[
+    int | None, option("max-step-tokens", "Most tokens in one step, whatever the executor allows.", min=1)
+]
+MaxModelLen = Annotated[
+    int | None, option("max-model-len", "Longest prompt plus output; the model's own limit unless given.", min=2)
+]
+
+# The scheduler.
+MaxInflight = Annotated[int, option("max-inflight", "Steps sent ahead to each executor.", min=1, max=2)]
+MaxQueue = Annotated[
+    int | None, option("max-queue", "Most waiting requests before new ones get 429; no limit unless given.", min=1)
+]
+StepTimeout = Annotated[
+    float, option("step-timeout", "Seconds after which a step that has not ended counts as a lost executor.", min=0.1)
+]
+RecoveryTimeout = Annotated[
+    float, option("recovery-timeout", "Seconds a stream waits for an executor or the scheduler to come back.", min=0)
+]
+
+# The gateway.
+ApiKeys = Annotated[
+    list[str], option("api-key", "Key that clients must send; repeatable, and separated by spaces in the environment.")
+]
+ApiKeyFile = Annotated[str, option("api-key-file", "File with one key a line; '#' starts a comment.")]
+CorsOrigins = Annotated[
+    list[str], option("cors-origin", "Web origin that may call the API from a browser; repeatable; '*' is any.")
+]
+DebugEndpoints = Annotated[bool, switch("debug-endpoints", "Serve /debug/state.")]
+DrainTimeout = Annotated[
+    float, option("drain-timeout", "Seconds that running streams may take to finish at the end.", min=0)
+]
+Seed = Annotated[
+    int | None,
+    option("seed", "Makes the seeds of requests without one repeatable.", min=0, max=2**63 - 1),
+]
+LogLevelOption = Annotated[LogLevel, option("log-level", "How much to log.")]
