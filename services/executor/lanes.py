@@ -1,0 +1,277 @@
+"""The executor's mirror of lanes: their tokens, block tables and progress. Pure: numpy, no torch, no clock, no socket.
+
+The scheduler owns the truth; this is a cache of it, rebuilt from plans and checked against every new one, so that a
+mistake on either side ends in a refusal and never in wrong text. Called by ``Stepper``, in the compute thread.
+
+A plan is taken in two parts, because they fail apart: ``apply`` (retires, admits, appends) always counts, ``batch``
+(the work) counts only once ``commit`` is called for it. Per-lane state lives in preallocated arrays, so that a step
+of 256 decodes is built by a few array operations; the large ones are touched, and so take memory, only where used.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.executor.backend import StepOutput
+from services.executor.batch import SampleRow, StepBatch
+from shared.wire.executor import Admit, BatchPlan, LaneFailure
+from shared.wire.facts import ExecutorLimits, ModelFacts
+from shared.wire.sampling import Sampling
+
+NO_BLOCK = -1
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+class PlanError(ValueError):
+    """The plan does not fit what the executor holds."""
+
+
+class LaneView(NamedTuple):
+    """What the mirror believes of one lane, for tests that compare it with the scheduler's belief."""
+
+    seq: int
+    tokens: list[int]
+    computed: int
+    blocks: list[int]
+
+
+class Lanes:
+    """The lanes of one session. ``released(lane, blocks)`` is told of blocks that no lane holds any more."""
+
+    def __init__(
+        self, facts: ModelFacts, limits: ExecutorLimits, released: Callable[[int, Sequence[int]], None]
+    ) -> None:
+        self._facts = facts
+        self._limits = limits
+        self._released = released
+        num_lanes = limits.num_lanes
+        table_len = -(-facts.context_len // limits.block_size)
+        self._tokens = np.zeros((num_lanes, facts.context_len), np.int32)
+        self._read_only_tokens = self._tokens.view()
+        self._read_only_tokens.flags.writeable = False
+        self._tables = np.full((num_lanes, table_len), NO_BLOCK, np.int32)
+        self._table_lens = np.zeros(num_lanes, np.int64)
+        self._known = np.zeros(num_lanes, np.int64)
+        self._computed = np.zeros(num_lanes, np.int64)
+        self._open = np.zeros(num_lanes, np.bool_)
+        self._failed = np.zeros(num_lanes, np.bool_)
+        self._seqs = [0] * num_lanes
+        self._num_prompts = [0] * num_lanes
+        self._samplings = [Sampling()] * num_lanes
+        self._holders = np.zeros(limits.num_blocks, np.int64)
+        """How many lanes hold each block."""
+
+    def open_lanes(self) -> list[int]:
+        """Lanes that hold a request, in order."""
+        lanes: list[int] = np.flatnonzero(self._open).tolist()
+        return lanes
+
+    def view(self, lane: int) -> LaneView:
+        """A copy of what is known of an open lane."""
+        return LaneView(
+            seq=self._seqs[lane],
+            tokens=self._tokens[lane, : self._known[lane]].tolist(),
+            computed=int(self._computed[lane]),
+            blocks=self._tables[lane, : self._table_lens[lane]].tolist(),
+        )
+
+    def clear(self) -> None:
+        """Retire every lane: the session is over."""
+        for lane in self.open_lanes():
+            self._retire(lane)
+
+    def apply(self, plan: BatchPlan) -> None:
+        """Retire, admit and append. What fits is applied even when something else does not; then raises PlanError."""
+        problems: list[str] = []
+        for lane in _column(plan.retires).tolist():
+            _collect(problems, self._retire, lane)
+        for admit in plan.admits:
+            _collect(problems, self._admit, admit)
+        append_lanes, append_blocks = _column(plan.append_lanes), _column(plan.append_blocks)
+        if len(append_lanes) != len(append_blocks):
+            problems.append("the columns of the appends differ in length")
+        else:
+            for lane, block in zip(append_lanes.tolist(), append_blocks.tolist(), strict=True):
+                _collect(problems, self._append, lane, block)
+        if problems:
+            raise PlanError(problems[0])
+
+    def batch(self, plan: BatchPlan) -> tuple[StepBatch, list[LaneFailure]]:
+        """Lay the plan's work out flat. Raises PlanError; changes nothing.
+
+        Work of a lane that failed by itself in an earlier step (planned before the scheduler could know) is left out;
+        the second value answers its samples.
+        """
+        lanes, starts, counts = _column(plan.work_lanes), _column(plan.work_starts), _column(plan.work_counts)
+        samples = _column(plan.work_samples)
+        if not len(lanes) == len(starts) == len(counts) == len(samples):
+            raise PlanError("the columns of the work differ in length")
+        self._check_lanes(lanes, counts, samples)
+        failures: list[LaneFailure] = []
+        failed = self._failed[lanes]
+        if failed.any():
+            failures = [
+                LaneFailure(lane, self._seqs[lane], "failed in an earlier step")
+                for lane in lanes[failed & (samples == 1)].tolist()
+            ]
+            lanes, starts, counts, samples = (column[~failed] for column in (lanes, starts, counts, samples))
+        self._check_ranges(lanes, starts, counts, samples)
+        return self._lay_out(plan.step, lanes, starts, counts, samples), failures
+
+    def commit(self, batch: StepBatch, output: StepOutput) -> None:
+        """The step ran: its ranges are computed, and its tokens are known to the next plan."""
+        assert len(output.tokens) == len(batch.samples), "the backend must give one token for each sampled row"
+        self._computed[batch.lanes] = batch.context_lens
+        if not batch.samples:
+            return
+        lanes = np.array([sample.lane for sample in batch.samples], np.int64)
+        tokens = np.array(output.tokens, np.int64)
+        if output.failures:
+            failed = list(output.failures)
+            self._failed[lanes[failed]] = True
+            lanes, tokens = np.delete(lanes, failed), np.delete(tokens, failed)
+        assert ((tokens >= 0) & (tokens < self._facts.vocab_size)).all(), "the backend sampled outside the vocabulary"
+        self._tokens[lanes, self._known[lanes]] = tokens
+        self._known[lanes] += 1
+
+    def _retire(self, lane: int) -> None:
+        if not self._is_open(lane):
+            raise PlanError(f"lane {lane} is not admitted and cannot be retired")
+        blocks = self._tables[lane, : self._table_lens[lane]]
+        self._holders[blocks] -= 1
+        free = blocks[self._holders[blocks] == 0].tolist()
+        self._tables[lane, : self._table_lens[lane]] = NO_BLOCK
+        self._table_lens[lane] = 0
+        self._open[lane] = False
+        self._released(lane, free)
+
+    def _admit(self, admit: Admit) -> None:
+        lane, tokens, blocks = admit.lane, _column(admit.tokens), _column(admit.blocks)
+        if lane >= self._limits.num_lanes:
+            raise PlanError(f"there is no lane {lane}")
+        if self._open[lane]:
+            raise PlanError(f"lane {lane} is admitted twice")
+        self._check_tokens(admit, tokens)
+        self._check_blocks(admit, blocks)
+        self._tokens[lane, : len(tokens)] = tokens
+        self._known[lane] = len(tokens)
+        self._computed[lane] = admit.num_cached
+        self._tables[lane, : len(blocks)] = blocks
+        self._table_lens[lane] = len(blocks)
+        self._holders[blocks] += 1
+        self._seqs[lane], self._num_prompts[lane], self._samplings[lane] = admit.seq, admit.num_prompt, admit.sampling
+        self._open[lane], self._failed[lane] = True, False
+
+    def _check_tokens(self, admit: Admit, tokens: Ints) -> None:
+        if not 0 < len(tokens) <= self._facts.context_len:
+            raise PlanError(
+                f"lane {admit.lane} cannot hold {len(tokens)} tokens: the context is {self._facts.context_len}"
+            )
+        if tokens.max() >= self._facts.vocab_size:
+            raise PlanError(f"lane {admit.lane} is given a token outside the vocabulary")
+        if not 0 < admit.num_prompt <= len(tokens):
+            raise PlanError(f"lane {admit.lane}: {admit.num_prompt} of {len(tokens)} tokens cannot be the prompt")
+        if admit.num_cached >= len(tokens):
+            raise PlanError(f"lane {admit.lane}: {admit.num_cached} of {len(tokens)} tokens cannot be cached")
+
+    def _check_blocks(self, admit: Admit, blocks: Ints) -> None:
+        """Full blocks of cached tokens may be held by other lanes too; every other one must be nobody's."""
+        if len(blocks) > self._tables.shape[1]:
+            raise PlanError(f"lane {admit.lane} is given {len(blocks)} blocks, more than the context needs")
+        if (blocks >= self._limits.num_blocks).any():
+            raise PlanError(f"lane {admit.lane} is given a block that does not exist")
+        if len(np.unique(blocks)) != len(blocks):
+            raise PlanError(f"lane {admit.lane} is given a block twice")
+        if len(blocks) * self._limits.block_size < admit.num_cached:
+            raise PlanError(f"lane {admit.lane}: its table is too short for {admit.num_cached} cached tokens")
+        if self._holders[blocks[admit.num_cached // self._limits.block_size :]].any():
+            raise PlanError(f"lane {admit.lane} is given a block that another lane holds")
+
+    def _append(self, lane: int, block: int) -> None:
+        if not self._is_open(lane):
+            raise PlanError(f"lane {lane} is not admitted and cannot be given a block")
+        if block >= self._limits.num_blocks:
+            raise PlanError(f"lane {lane} is given a block that does not exist")
+        if self._holders[block]:
+            raise PlanError(f"lane {lane} is given block {block} that it or another lane holds")
+        index = self._table_lens[lane]
+        if index == self._tables.shape[1]:
+            raise PlanError(f"lane {lane} is given more blocks than the context needs")
+        self._tables[lane, index] = block
+        self._table_lens[lane] += 1
+        self._holders[block] = 1
+
+    def _is_open(self, lane: int) -> bool:
+        return lane < self._limits.num_lanes and bool(self._open[lane])
+
+    def _check_lanes(self, lanes: Ints, counts: Ints, samples: Ints) -> None:
+        """What must hold for every row, whatever its lane has computed."""
+        if (lanes >= self._limits.num_lanes).any():
+            raise PlanError(f"there is no lane {lanes.max()}")
+        _refuse(~self._open[lanes], lanes, "not admitted and cannot work")
+        if len(np.unique(lanes)) != len(lanes):
+            raise PlanError("a lane is twice in the work")
+        _refuse(counts == 0, lanes, "work without tokens")
+        _refuse(samples > 1, lanes, "a sample mark that is neither 0 nor 1")
+        if counts.sum() > self._limits.max_step_tokens:
+            raise PlanError(f"{counts.sum()} tokens in a step, over the limit of {self._limits.max_step_tokens}")
+
+    def _check_ranges(self, lanes: Ints, starts: Ints, counts: Ints, samples: Ints) -> None:
+        """What must hold for a row against its lane's progress, tokens and table."""
+        known, ends = self._known[lanes], starts + counts
+        _refuse(starts != self._computed[lanes], lanes, "work does not follow the computed position")
+        _refuse(ends > known, lanes, "work reaches beyond the known tokens")
+        _refuse((samples == 1) != (ends == known), lanes, "a sample is due at the last known token, and only there")
+        _refuse((samples == 1) & (ends >= self._facts.context_len), lanes, "the context has no room for another token")
+        _refuse(ends > self._table_lens[lanes] * self._limits.block_size, lanes, "the table is too short for the work")
+
+    def _lay_out(self, step: int, lanes: Ints, starts: Ints, counts: Ints, samples: Ints) -> StepBatch:
+        size = self._limits.block_size
+        ends = starts + counts
+        query_starts = np.zeros(len(lanes) + 1, np.int64)
+        np.cumsum(counts, out=query_starts[1:])
+        positions = np.arange(query_starts[-1]) + np.repeat(starts - query_starts[:-1], counts)
+        lane_of = np.repeat(lanes, counts)
+        blocks = self._tables[lane_of, positions // size].astype(np.int64)
+        _refuse(self._holders[blocks] > 1, lane_of, "work writes a block that another lane holds too")
+        width = -(-int(ends.max(initial=0)) // size)
+        return StepBatch(
+            step=step,
+            lanes=lanes.tolist(),
+            token_ids=self._tokens[lane_of, positions],
+            positions=positions.astype(np.int32),
+            slot_mapping=blocks * size + positions % size,
+            query_starts=query_starts.astype(np.int32),
+            context_lens=ends.astype(np.int32),
+            block_tables=self._tables[lanes, :width],
+            samples=self._sample_rows(lanes, np.flatnonzero(samples), ends),
+        )
+
+    def _sample_rows(self, lanes: Ints, rows: Ints, ends: Ints) -> list[SampleRow]:
+        seqs, samplings, num_prompts, tokens = self._seqs, self._samplings, self._num_prompts, self._read_only_tokens
+        return [
+            SampleRow(row, lane, seqs[lane], samplings[lane], end, tokens[lane, :end], num_prompts[lane])
+            for row, lane, end in zip(rows.tolist(), lanes[rows].tolist(), ends[rows].tolist(), strict=True)
+        ]
+
+
+def _column(column: bytes) -> Ints:
+    """A column as signed 64-bit integers, ready for arithmetic. Raises PlanError when it is cut within an integer."""
+    if len(column) % 4:
+        raise PlanError("a column does not hold whole integers")
+    return np.frombuffer(column, "<u4").astype(np.int64)
+
+
+def _collect(problems: list[str], change: Callable[..., None], *arguments: object) -> None:
+    try:
+        change(*arguments)
+    except PlanError as error:
+        problems.append(str(error))
+
+
+def _refuse(bad: Mask, lanes: Ints, why: str) -> None:
+    if bad.any():
+        raise PlanError(f"lane {lanes[bad.argmax()]}: {why}")

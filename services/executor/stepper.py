@@ -1,0 +1,88 @@
+"""One plan in, one answer out: lanes and backend together, for one session at a time. No threads, no sockets.
+
+Called by the shell in the compute thread, and by tests that want a whole executor without a process.
+"""
+
+import logging
+import time
+
+from services.executor.backend import Backend, StepError, StepOutput
+from services.executor.batch import StepBatch
+from services.executor.lanes import Lanes, PlanError
+from shared.wire import tokens
+from shared.wire.executor import BatchFailed, BatchPlan, BatchResult, LaneFailure
+
+log = logging.getLogger(__name__)
+
+MAX_DETAIL = 500
+"""Characters of an unexpected exception that travel."""
+
+
+class Stepper:
+    """Answers every plan with exactly one ``BatchResult`` or ``BatchFailed``."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.lanes = Lanes(backend.facts, backend.limits, backend.released)
+        self._backend = backend
+        self._last_failed = -1
+        """The last step of this session that failed by itself; plans made in ignorance of it fail too.
+
+        One that merely follows does not count: the scheduler knows its fate as soon as it knows of the first."""
+
+    def reset(self) -> None:
+        """A new session: every lane is empty and no step has failed."""
+        self.lanes.clear()
+        self._last_failed = -1
+
+    def step(self, plan: BatchPlan) -> BatchResult | BatchFailed:
+        """Apply the plan and run its work as one step."""
+        try:
+            self.lanes.apply(plan)
+            if plan.confirmed < self._last_failed:
+                return BatchFailed(plan.epoch, plan.step, "follows_failure", detail=f"step {self._last_failed} failed")
+            batch, failures = self.lanes.batch(plan)
+        except PlanError as error:
+            return self._failed(plan, "bad_plan", str(error))
+        if not batch.lanes:
+            return BatchResult(plan.epoch, plan.step, failures=failures)
+        return self._run(plan, batch, failures)
+
+    def _run(self, plan: BatchPlan, batch: StepBatch, failures: list[LaneFailure]) -> BatchResult | BatchFailed:
+        started = time.perf_counter()
+        try:
+            output = self._backend.run(batch)
+        except StepError as error:
+            return self._failed(plan, "error", error.detail, error.lanes, error.fatal)
+        except Exception as error:
+            log.exception("step %d failed", plan.step)
+            return self._failed(plan, "error", f"{type(error).__name__}: {error}"[:MAX_DETAIL])
+        run_us = round((time.perf_counter() - started) * 1e6)
+        self.lanes.commit(batch, output)
+        return _result(plan, batch, output, failures, run_us)
+
+    def _failed(
+        self, plan: BatchPlan, kind: str, detail: str, lanes: list[int] | None = None, fatal: bool = False
+    ) -> BatchFailed:
+        self._last_failed = plan.step
+        return BatchFailed(plan.epoch, plan.step, kind, tokens.pack(lanes or []), detail, fatal)
+
+
+def _result(
+    plan: BatchPlan, batch: StepBatch, output: StepOutput, failures: list[LaneFailure], run_us: int
+) -> BatchResult:
+    sampled, sampled_tokens = batch.samples, output.tokens
+    if output.failures:
+        failures = failures + [
+            LaneFailure(sampled[index].lane, sampled[index].seq, detail) for index, detail in output.failures.items()
+        ]
+        kept = [index for index in range(len(sampled)) if index not in output.failures]
+        sampled, sampled_tokens = [sampled[index] for index in kept], [sampled_tokens[index] for index in kept]
+    return BatchResult(
+        epoch=plan.epoch,
+        step=plan.step,
+        sample_lanes=tokens.pack([sample.lane for sample in sampled]),
+        sample_seqs=tokens.pack([sample.seq for sample in sampled]),
+        sample_tokens=tokens.pack(sampled_tokens),
+        failures=failures,
+        run_us=run_us,
+    )
