@@ -1,0 +1,126 @@
+"""The compiled kernels as Python functions over torch tensors.
+
+Every tensor must be contiguous and of one dtype, float32 or bfloat16; the functions assert it, since a wrong pointer
+would read or write at random. Shapes use T rows of a step, R sequences, H heads, K kv heads, D head_dim, B block size.
+"""
+
+import ctypes
+
+import torch
+
+from services.executor.kernels.cpu import build
+
+_SUPPORTED_HEAD_DIMS = (16, 32, 64, 80, 96, 128, 256)
+
+
+def _pointer(tensor: torch.Tensor | None) -> ctypes.c_void_p:
+    if tensor is None:
+        return ctypes.c_void_p()
+    assert tensor.is_contiguous()
+    assert tensor.device.type == "cpu"
+    return ctypes.c_void_p(tensor.data_ptr())
+
+
+def supports(head_dim: int, block_size: int, dtype: torch.dtype) -> bool:
+    """Whether the compiled kernels serve a model of this shape (the reference serves every other)."""
+    return head_dim in _SUPPORTED_HEAD_DIMS and block_size % 16 == 0 and dtype in (torch.float32, torch.bfloat16)
+
+
+class CpuKernels:
+    """The library of one instruction set level. Raises build.NoCompilerError when it cannot be had."""
+
+    def __init__(self) -> None:
+        self.level = build.level()
+        self._library = ctypes.CDLL(str(build.library_path(self.level)))
+
+    def paged_attention(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        block_tables: torch.Tensor,
+        query_starts: torch.Tensor,
+        context_lens: torch.Tensor,
+        scale: float,
+        window: int = 0,
+    ) -> torch.Tensor:
+        """Causal attention of each sequence's rows over its context; prefill chunks and decodes in one call.
+
+        query [T, H, D]; keys [blocks, K, D, B]; values [blocks, K, B, D]; block_tables int32 [R, width];
+        query_starts int32 [R + 1]; context_lens int32 [R], the rows of the step included. ``window`` positions back
+        are seen (0: all). Returns [T, H, D].
+        """
+        assert block_tables.dtype == query_starts.dtype == context_lens.dtype == torch.int32
+        assert query.dtype == keys.dtype == values.dtype
+        out = torch.empty_like(query)
+        failed = self._library.paged_attention(
+            *map(_pointer, (query, keys, values, out, block_tables)),
+            ctypes.c_int64(block_tables.shape[1]),
+            *map(_pointer, (query_starts, context_lens)),
+            *map(
+                ctypes.c_int,
+                (len(context_lens), query.shape[1], keys.shape[1], *query.shape[2:], keys.shape[3], window),
+            ),
+            ctypes.c_float(scale),
+            ctypes.c_int(query.dtype == torch.bfloat16),
+        )
+        assert not failed, f"head_dim {query.shape[2]} is not compiled"
+        return out
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """RMSNorm of x [T, width], or of ``residual += x`` (in place) when there is a residual. Returns [T, width]."""
+        assert x.dtype == weight.dtype
+        out = torch.empty_like(x)
+        self._library.add_rms_norm(
+            *map(_pointer, (x, residual, weight, out)),
+            *map(ctypes.c_int64, x.shape),
+            ctypes.c_float(eps),
+            ctypes.c_int(x.dtype == torch.bfloat16),
+        )
+        return out
+
+    def rotary_write(
+        self,
+        qkv: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        heads: int,
+        query_norm: torch.Tensor | None = None,
+        key_norm: torch.Tensor | None = None,
+        eps: float = 0.0,
+    ) -> torch.Tensor:
+        """Turn queries and keys by their positions, and write keys and values in their slots.
+
+        qkv [T, (H + 2 K) * D]; cos, sin float32 [positions, D / 2]; positions int32 [T]; slots int64 [T]; keys and
+        values as in ``paged_attention``, written in place; the norms, [D] each, are applied per head before turning.
+        Returns the queries [T, H, D].
+        """
+        assert positions.dtype == torch.int32
+        assert slots.dtype == torch.int64
+        assert cos.dtype == sin.dtype == torch.float32
+        assert qkv.dtype == keys.dtype == values.dtype
+        _, kv_heads, block_size, head_dim = values.shape
+        query = qkv.new_empty(len(qkv), heads, head_dim)
+        self._library.rotary_write(
+            *map(_pointer, (qkv, cos, sin, positions, slots, query_norm, key_norm, query, keys, values)),
+            *map(ctypes.c_int64, (len(qkv), heads, kv_heads, head_dim, block_size)),
+            ctypes.c_float(eps),
+            ctypes.c_int(qkv.dtype == torch.bfloat16),
+        )
+        return query
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """silu(gate) * up of gate_up [T, 2 * width], gate first. Returns [T, width]."""
+        out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
+        self._library.silu_mul(
+            *map(_pointer, (gate_up, out)),
+            *map(ctypes.c_int64, out.shape),
+            ctypes.c_int(gate_up.dtype == torch.bfloat16),
+        )
+        return out
