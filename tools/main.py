@@ -51,9 +51,9 @@ def _finish(code: int) -> None:
     raise typer.Exit(code)
 
 
-def _api_keys(keys: list[str], key_file: str) -> tuple[str, ...]:
+def _api_keys(keys: list[str] | None, key_file: str) -> tuple[str, ...]:
     """Keys of the options and of the file, each once, in order."""
-    found = list(keys)
+    found = list(keys or ())
     if key_file:
         try:
             lines = Path(key_file).read_text().splitlines()
@@ -102,9 +102,9 @@ def up(
     max_step_tokens: o.MaxStepTokens = 512,
     max_model_len: o.MaxModelLen = None,
     max_queue: o.MaxQueue = None,
-    api_key: o.ApiKeys = [],
+    api_key: o.ApiKeys = None,
     api_key_file: o.ApiKeyFile = "",
-    cors_origin: o.CorsOrigins = [],
+    cors_origin: o.CorsOrigins = None,
     debug_endpoints: o.DebugEndpoints = False,
     log_level: o.LogLevelOption = "info",
     drain_timeout: o.DrainTimeout = 30,
@@ -116,7 +116,8 @@ def up(
     metrics_port: o.UpMetricsPort = 9101,
 ) -> None:
     """Start gateways, scheduler and executors on this machine, and keep them running."""
-    from tools.up import UpOptions, run
+    from tools.processes import UpOptions
+    from tools.up import run
 
     options = UpOptions(
         host=host,
@@ -137,7 +138,7 @@ def up(
         max_model_len=max_model_len,
         max_queue=max_queue,
         api_keys=_api_keys(api_key, api_key_file),
-        cors_origins=tuple(cors_origin),
+        cors_origins=tuple(cors_origin or ()),
         debug_endpoints=debug_endpoints,
         log_level=log_level,
         drain_timeout_s=drain_timeout,
@@ -162,9 +163,9 @@ def gateway(
     port: o.Port = 8000,
     fd: o.ListenFd = None,
     metrics_port: o.MetricsPort = 9201,
-    api_key: o.ApiKeys = [],
+    api_key: o.ApiKeys = None,
     api_key_file: o.ApiKeyFile = "",
-    cors_origin: o.CorsOrigins = [],
+    cors_origin: o.CorsOrigins = None,
     debug_endpoints: o.DebugEndpoints = False,
     log_level: o.LogLevelOption = "info",
     drain_timeout: o.DrainTimeout = 30,
@@ -186,7 +187,7 @@ def gateway(
         fd=fd,
         metrics_port=metrics_port or None,
         api_keys=_api_keys(api_key, api_key_file),
-        cors_origins=tuple(cors_origin),
+        cors_origins=tuple(cors_origin or ()),
         debug_endpoints=debug_endpoints,
         log_level=log_level,
         drain_timeout_s=drain_timeout,

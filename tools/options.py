@@ -120,11 +120,12 @@ RecoveryTimeout = Annotated[
 
 # The gateway.
 ApiKeys = Annotated[
-    list[str], option("api-key", "Key that clients must send; repeatable, and separated by spaces in the environment.")
+    list[str] | None,
+    option("api-key", "Key that clients must send; repeatable, and separated by spaces in the environment."),
 ]
 ApiKeyFile = Annotated[str, option("api-key-file", "File with one key a line; '#' starts a comment.")]
 CorsOrigins = Annotated[
-    list[str], option("cors-origin", "Web origin that may call the API from a browser; repeatable; '*' is any.")
+    list[str] | None, option("cors-origin", "Web origin that may call the API from a browser; repeatable; '*' is any.")
 ]
 DebugEndpoints = Annotated[bool, switch("debug-endpoints", "Serve /debug/state.")]
 DrainTimeout = Annotated[
