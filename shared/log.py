@@ -13,7 +13,7 @@ LEVELS = ("debug", "info", "warning", "error")
 class _Formatter(logging.Formatter):
     """``HH:MM:SS.mmm LEVEL name: message``, local time."""
 
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         return f"{clock}.{int(record.msecs):03d}"
 

@@ -53,7 +53,8 @@ def serve(host: str, port: int, registry: CollectorRegistry, health: Health) -> 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         match environ["PATH_INFO"]:
             case "/metrics":
-                return metrics_app(environ, start_response)
+                page: Iterable[bytes] = metrics_app(environ, start_response)
+                return page
             case "/health":
                 well, line = health()
                 return _plain(start_response, "200 OK" if well else "503 Service Unavailable", line)
