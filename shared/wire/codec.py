@@ -38,7 +38,7 @@ class Decoder(Generic[Message]):
             raise DecodeError(f"a message of {len(data)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
         try:
             plain = msgpack.unpackb(data, raw=False, strict_map_key=True)
-            message: Message = msgspec.convert(plain, self._messages)
+            message: Message = msgspec.convert(plain, self._messages, builtin_types=(bytes,))
         except (ValueError, OverflowError, RecursionError, msgpack.UnpackException) as error:
             raise DecodeError(f"{type(error).__name__}: {error}") from error
         return message
