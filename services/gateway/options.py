@@ -1,0 +1,36 @@
+"""Options of one gateway process. Built by ``tools`` from the command line; imports nothing."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class GatewayOptions:
+    """What an operator may choose. Limits of the model are not here: they come from the scheduler by hello."""
+
+    name: str
+    """Told to the scheduler; shown in its logs."""
+    scheduler: str = "tcp://127.0.0.1:5701"
+    """Where the scheduler listens for gateways (a ZeroMQ endpoint)."""
+    model: str = ""
+    """Folder with tokenizer.json and tokenizer_config.json; not used with the fake backend."""
+    backend: Literal["torch", "fake"] = "torch"
+    served_model_name: str = "default"
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0 picks a free one."""
+    fd: int | None = None
+    """A listening socket inherited from the parent process, used in place of ``host`` and ``port``."""
+    metrics_port: int | None = None
+    """Port of the gateway's own ``/metrics`` and ``/health``; 0 picks one, None is no server."""
+    api_keys: tuple[str, ...] = ()
+    """Empty: no key is asked for."""
+    cors_origins: tuple[str, ...] = ()
+    debug_endpoints: bool = False
+    log_level: str = "info"
+    drain_timeout_s: float = 30.0
+    """How long live streams may go on after a request to stop."""
+    recovery_timeout_s: float = 60.0
+    """How long live streams wait for a scheduler with an executor before they end with an error."""
+    seed: int | None = None
+    """Makes the seeds of requests that bring none repeatable."""

@@ -1,0 +1,96 @@
+"""The model's tokenizer as the gateway needs it: text to ids, ids to bytes, chats to prompts. Needs no torch.
+
+Owned by ``services.gateway.gateway``; encoding and rendering are slow and are called in a thread. Imports transformers
+for what a model folder means (special tokens, chat template) and tokenizers for the work itself.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+from transformers import PreTrainedTokenizerFast
+
+
+class Tokenizer:
+    """One loaded tokenizer. All methods may be called from several threads at once."""
+
+    def __init__(self, model: Any, digest: str) -> None:
+        """``model`` is transformers' fast tokenizer; ``digest`` must equal the executors' (see ``ModelFacts``)."""
+        self._model = model
+        self._backend: Backend = model.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self.digest = digest
+
+    @classmethod
+    def load(cls, folder: Path) -> "Tokenizer":
+        """Read a model folder. Raises OSError or ValueError when it holds no tokenizer.json that can be read."""
+        digest = hashlib.sha256((folder / "tokenizer.json").read_bytes()).hexdigest()
+        return cls(PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True), digest)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Ids of ``text``. A text that spells its own leading BOS does not get a second one."""
+        ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(ids) > 1 and ids[0] == ids[1] == self._model.bos_token_id:
+            del ids[0]
+        return list(ids)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Text of all ``ids`` at once."""
+        return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model folder brought one."""
+        return bool(self._model.chat_template)
+
+    def render_chat(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool, continue_final: bool) -> str:
+        """The prompt's text, special tokens spelled out. Raises what the template raises: it is code of the model."""
+        rendered = self._model.apply_chat_template(
+            messages,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final,
+        )
+        return str(rendered)
+
+    @cached_property
+    def is_byte_level(self) -> bool:
+        """Whether every token stands for fixed bytes and a text is simply their concatenation."""
+        decoder = json.loads(self._backend.to_str())["decoder"]
+        return decoder is not None and decoder["type"] == "ByteLevel"
+
+    @cached_property
+    def token_bytes(self) -> list[bytes]:
+        """Byte-level tokenizers: the bytes of each id, special tokens spelled out, none for an unused id."""
+        byte_of = {char: value for value, char in enumerate(byte_level_alphabet())}
+        table = []
+        for token_id in range(self._backend.get_vocab_size(with_added_tokens=True)):
+            token = self._backend.id_to_token(token_id)
+            table.append(_bytes_of(token, byte_of) if token is not None else b"")
+        return table
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids left out of a text when special tokens are skipped."""
+        added = self._backend.get_added_tokens_decoder()
+        return frozenset(token_id for token_id, token in added.items() if token.special)
+
+
+def byte_level_alphabet() -> list[str]:
+    """The printable character that byte-level vocabularies write for each byte value (GPT-2's ``bytes_to_unicode``)."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(value if value in printable else next(others)) for value in range(256)]
+
+
+def _bytes_of(token: str, byte_of: dict[str, int]) -> bytes:
+    """As the byte-level decoder of ``tokenizers``: a token with any character outside the alphabet is plain text."""
+    try:
+        return bytes([byte_of[char] for char in token])
+    except KeyError:
+        return token.encode()
