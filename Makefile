@@ -1,0 +1,51 @@
+# Everything a person or a CI does with Paternoster. Needs python3.11 (or later) with venv, and a package index.
+
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup up test check test-compose gpu-check soak
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# Installed when this file is newer than everything that says what to install.
+$(VENV)/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	    || { echo "Paternoster needs Python 3.11 or later; name one with: make PYTHON=/path/to/python3" >&2; exit 1; }
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+# The default model lies in the user's cache folder; the stamp only saves asking.
+$(VENV)/model: $(VENV)/installed
+	$(BIN)/paternoster model fetch default
+	touch $@
+
+setup: $(VENV)/installed $(VENV)/model ## Make .venv, install, fetch the default model
+
+up: $(VENV)/installed ## Serve http://127.0.0.1:8000; options: make up ARGS="--executors 2 --port 9000"
+	@exec $(BIN)/paternoster up $(ARGS)
+
+test: setup ## Run the whole test suite
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/installed ## Lint, format, types, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test-compose: setup ## Run the real containers on a real Docker engine
+	tests/compose/run
+
+gpu-check: $(VENV)/installed ## Run what needs a CUDA device
+	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
+	    then $(BIN)/python -m pytest -m cuda $(ARGS); \
+	    else echo "skipped: no CUDA device"; fi
+
+soak: setup ## Run the full sizes of the long tests (hours)
+	$(BIN)/python -m pytest -m soak --timeout 0 $(ARGS)
