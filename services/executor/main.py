@@ -1,0 +1,152 @@
+"""An executor process from start to end: load, warm up, join the scheduler, run until told to stop.
+
+Called by the command line. The model is loaded in the compute thread before the first hello, so that signals and
+``/health`` are answered meanwhile and nobody sends work to an executor that is not ready for it.
+"""
+
+import asyncio
+import importlib
+import logging
+import os
+import signal
+import time
+from functools import partial
+
+import uvloop
+import zmq
+
+from services.executor.backend import Backend
+from services.executor.compute import Compute
+from services.executor.metrics import ExecutorMetrics
+from services.executor.options import ExecutorOptions
+from services.executor.shell import Shell
+from shared import log as logs
+from shared import metrics as metrics_server
+from shared.net.crash import Crash
+
+log = logging.getLogger(__name__)
+
+EXIT_STOPPED = 0
+EXIT_CRASHED = 1
+EXIT_CONFIGURATION = 78
+"""sysexits.h EX_CONFIG: a restart will not mend it."""
+
+BACKENDS = {"torch": "services.executor.backends.torch_backend", "fake": "services.executor.backends.fake"}
+LEAVE_S = 0.2
+"""How long a running step is waited for at the end."""
+
+
+class _Misconfigured(Exception):
+    """The user's mistake, in one line."""
+
+
+def run(options: ExecutorOptions) -> int:
+    """Run an executor until it is told to stop. Returns the process's exit code."""
+    logs.setup(options.name, options.log_level)
+    executor = _Executor(options)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            code = runner.run(executor.run())
+    except _Misconfigured as error:
+        log.error("%s", error)
+        code = EXIT_CONFIGURATION
+    except Exception as error:
+        log.critical("the executor crashed: %s: %s", type(error).__name__, error, exc_info=error)
+        code = EXIT_CRASHED
+    if not executor.compute_ended():
+        # The thread is in the middle of a step or of loading: Python could only end by waiting for it.
+        logging.shutdown()
+        os._exit(code)
+    return code
+
+
+class _Executor:
+    """What lives as long as the process."""
+
+    def __init__(self, options: ExecutorOptions) -> None:
+        self._options = options
+        self._metrics = ExecutorMetrics()
+        self._compute: Compute | None = None
+        self._shell: Shell | None = None
+        self._signals = 0
+
+    def compute_ended(self) -> bool:
+        """Let the compute thread end. False when it does not."""
+        return self._compute is None or self._compute.close(LEAVE_S)
+
+    async def run(self) -> int:
+        """Load, serve, leave. Returns the exit code; raises what crashed."""
+        crash = Crash()
+        crash.watch(asyncio.get_running_loop())
+        stopped: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._signalled, stopped)
+        server = self._serve_metrics()
+        self._compute = Compute(crash.report)
+        serving = asyncio.create_task(self._serve(self._compute, crash))
+        crashing: asyncio.Future[int] = asyncio.ensure_future(crash.wait())
+        ends: list[asyncio.Future[int]] = [crashing, serving, stopped]
+        try:
+            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            return next(end for end in ends if end in done).result()
+        finally:
+            for end in ends:
+                end.cancel()
+            if self._shell is not None:
+                await self._shell.close()
+            if server is not None:
+                server.close()
+
+    async def _serve(self, compute: Compute, crash: Crash) -> int:
+        backend = await compute.call(partial(_load, self._options))
+        self._shell = Shell(self._options, backend, compute, self._metrics, crash.report)
+        try:
+            self._shell.start()
+        except zmq.ZMQError as error:
+            raise _Misconfigured(f"cannot connect to {self._options.scheduler}: {error}") from error
+        return await self._shell.ended
+
+    def _serve_metrics(self) -> metrics_server.MetricsServer | None:
+        host, port = self._options.host, self._options.metrics_port
+        if port is None:
+            return None
+        try:
+            return metrics_server.serve(host, port, self._metrics.registry, self._health)
+        except OSError as error:
+            raise _Misconfigured(f"cannot serve metrics on {host}:{port}: {error}") from error
+
+    def _health(self) -> tuple[bool, str]:
+        if self._shell is None:
+            return True, "loading the model"
+        return True, "ready" if self._shell.connected else "looking for the scheduler"
+
+    def _signalled(self, stopped: "asyncio.Future[int]") -> None:
+        self._signals += 1
+        if self._signals > 1:
+            os._exit(EXIT_CRASHED)
+        log.info("stopping")
+        if not stopped.done():
+            stopped.set_result(EXIT_STOPPED)
+
+
+def _load(options: ExecutorOptions) -> Backend:
+    """In the compute thread. Raises _Misconfigured for what the user can mend."""
+    started = time.monotonic()
+    try:
+        module = importlib.import_module(BACKENDS[options.backend])
+        backend: Backend = module.load(options, partial(log.info, "%s"))
+    except (ValueError, FileNotFoundError, NotADirectoryError, ModuleNotFoundError) as error:
+        raise _Misconfigured(f"cannot load the {options.backend} backend: {error}") from error
+    backend.warm_up()
+    limits = backend.limits
+    log.info(
+        "%s on %s is ready after %.1f s: %d blocks of %d tokens, %d lanes, %d tokens a step",
+        backend.facts.model,
+        backend.device,
+        time.monotonic() - started,
+        limits.num_blocks,
+        limits.block_size,
+        limits.num_lanes,
+        limits.max_step_tokens,
+    )
+    return backend
