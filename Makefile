@@ -7,7 +7,7 @@ ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test check test-compose gpu-check soak
+.PHONY: help setup up test check wheels test-compose gpu-check soak
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ check: $(VENV)/installed ## Lint, format, types, import rules
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+wheels: $(VENV)/installed ## Fill wheels/ for the images with this machine's pip
+	$(BIN)/python -m tools.wheels fill
 
 test-compose: setup ## Run the real containers on a real Docker engine
 	tests/compose/run

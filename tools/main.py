@@ -14,15 +14,15 @@ from typer.exceptions import TyperException
 
 from tools import environment
 from tools import options as o
+from tools.bench import command as bench
 
 PROGRAM = "paternoster"
 USAGE_ERROR = 2
 
 app = typer.Typer(name=PROGRAM, no_args_is_help=True, add_completion=False, help="Serve language models.")
 model_app = typer.Typer(no_args_is_help=True, help="Prepare a model for serving.")
-bench_app = typer.Typer(no_args_is_help=True, help="Measure a server.")
 app.add_typer(model_app, name="model")
-app.add_typer(bench_app, name="bench")
+app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:

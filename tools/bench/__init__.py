@@ -1,0 +1,1 @@
+"""Measurements of a server, as commands of ``paternoster bench``."""

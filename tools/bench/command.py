@@ -1,0 +1,96 @@
+"""The ``paternoster bench`` commands and their options. Called by ``tools.main``; a command imports its test when it runs."""
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from tools.options import option, switch
+
+if TYPE_CHECKING:
+    from tools.bench.workload import Lengths
+
+app = typer.Typer(no_args_is_help=True, help="Measure a server.")
+
+BenchUrl = Annotated[str, option("url", "Any OpenAI-compatible server.")]
+BenchModel = Annotated[str, option("model", "Name of the model; the first one offered unless given.")]
+BenchKey = Annotated[str, option("api-key", "Key to send.")]
+Api = Annotated[Literal["completions", "chat"], option("api", "Which of the two APIs to ask.")]
+Concurrency = Annotated[int, option("concurrency", "Closed loop: this many clients, one request each.", min=1)]
+Rate = Annotated[
+    float | None, option("rate", "Open loop instead: mean requests a second, as a Poisson process.", min=1e-6)
+]
+PromptTokens = Annotated[str, option("prompt-tokens", "Prompt lengths: N, LOW:HIGH, exp:MEAN or exp:MEAN:MOST.")]
+OutputTokens = Annotated[str, option("output-tokens", "Output lengths, in the same forms.")]
+NumRequests = Annotated[
+    int | None, option("num-requests", "Stop after this many; 100 unless a duration is given.", min=1)
+]
+Duration = Annotated[float | None, option("duration", "Stop sending after this many seconds.", min=0.1)]
+Warmup = Annotated[int, option("warmup", "Requests sent first and not measured.", min=0)]
+LoadSeed = Annotated[int, option("seed", "The same seed gives the same load.")]
+IgnoreEos = Annotated[bool, switch("ignore-eos", "Ask for outputs of exactly the drawn length, where the server can.")]
+Temperature = Annotated[float, option("temperature", "Sampling temperature; 0 is greedy.", min=0)]
+RequestTimeout = Annotated[float, option("timeout", "Seconds after which a request counts as failed.", min=0.1)]
+TtftLimit = Annotated[float | None, option("ttft-limit-ms", "Goodput: longest time to the first text.", min=0)]
+TpotLimit = Annotated[float | None, option("tpot-limit-ms", "Goodput: longest mean gap between tokens.", min=0)]
+JsonFile = Annotated[str, option("json", "File for the figures as JSON.")]
+
+
+@app.callback()
+def _bench() -> None:
+    """Keeps ``bench`` a group while it has one command."""
+
+
+@app.command("serve")
+def serve(
+    url: BenchUrl = "http://127.0.0.1:8000",
+    model: BenchModel = "",
+    api_key: BenchKey = "",
+    api: Api = "completions",
+    concurrency: Concurrency = 8,
+    rate: Rate = None,
+    prompt_tokens: PromptTokens = "170",
+    output_tokens: OutputTokens = "16:128",
+    num_requests: NumRequests = None,
+    duration: Duration = None,
+    warmup: Warmup = 4,
+    seed: LoadSeed = 0,
+    ignore_eos: IgnoreEos = True,
+    temperature: Temperature = 0,
+    timeout: RequestTimeout = 600,
+    ttft_limit_ms: TtftLimit = None,
+    tpot_limit_ms: TpotLimit = None,
+    json: JsonFile = "",
+) -> None:
+    """Put a load on a server and measure tokens/s, TTFT, TPOT and goodput."""
+    from tools.bench.figures import Limits
+    from tools.bench.serve import LoadOptions, run
+
+    options = LoadOptions(
+        url=url,
+        model=model,
+        api_key=api_key,
+        chat=api == "chat",
+        concurrency=concurrency,
+        rate=rate,
+        prompt_tokens=_lengths(prompt_tokens, "--prompt-tokens"),
+        output_tokens=_lengths(output_tokens, "--output-tokens"),
+        num_requests=100 if num_requests is None and duration is None else num_requests,
+        duration_s=duration,
+        warmup=warmup,
+        seed=seed,
+        ignore_eos=ignore_eos,
+        temperature=temperature,
+        timeout_s=timeout,
+        limits=Limits(ttft_limit_ms, tpot_limit_ms),
+        json_file=json,
+    )
+    raise typer.Exit(run(options))
+
+
+def _lengths(text: str, name: str) -> "Lengths":
+    from tools.bench.workload import Lengths
+
+    try:
+        return Lengths.parse(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=name) from error
