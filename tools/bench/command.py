@@ -1,4 +1,7 @@
-"""The ``paternoster bench`` commands and their options. Called by ``tools.main``; a command imports its test when it runs."""
+"""The ``paternoster bench`` commands and their options; a command imports its test only when it runs.
+
+Called by ``tools.main``. Imports typer only.
+"""
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
