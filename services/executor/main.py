@@ -12,6 +12,7 @@ import signal
 import time
 from functools import partial
 
+import msgspec
 import uvloop
 import zmq
 
@@ -23,6 +24,7 @@ from services.executor.shell import Shell
 from shared import log as logs
 from shared import metrics as metrics_server
 from shared.net.crash import Crash
+from shared.wire.facts import ExecutorLimits
 
 log = logging.getLogger(__name__)
 
@@ -111,9 +113,11 @@ class _Executor:
         if port is None:
             return None
         try:
-            return metrics_server.serve(host, port, self._metrics.registry, self._health)
+            server = metrics_server.serve(host, port, self._metrics.registry, self._health)
         except OSError as error:
             raise _Misconfigured(f"cannot serve metrics on {host}:{port}: {error}") from error
+        log.info("metrics are on http://%s:%d/metrics", host, server.port)
+        return server
 
     def _health(self) -> tuple[bool, str]:
         if self._shell is None:
@@ -135,6 +139,7 @@ def _load(options: ExecutorOptions) -> Backend:
     try:
         module = importlib.import_module(BACKENDS[options.backend])
         backend: Backend = module.load(options, partial(log.info, "%s"))
+        _check(backend.limits)
     except (ValueError, FileNotFoundError, NotADirectoryError, ModuleNotFoundError) as error:
         raise _Misconfigured(f"cannot load the {options.backend} backend: {error}") from error
     backend.warm_up()
@@ -150,3 +155,9 @@ def _load(options: ExecutorOptions) -> Backend:
         limits.max_step_tokens,
     )
     return backend
+
+
+def _check(limits: ExecutorLimits) -> None:
+    for name, value in msgspec.structs.asdict(limits).items():
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, not {value}")
