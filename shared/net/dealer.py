@@ -7,6 +7,7 @@ the gateway's link and the executor's shell; imports ``shared.wire`` and the res
 
 import asyncio
 import enum
+import functools
 import re
 import secrets
 from collections import Counter
@@ -23,6 +24,10 @@ from shared.wire.session import Goodbye, Heartbeat, Refused, Rehello
 
 Incoming = TypeVar("Incoming")
 
+LOST_RETRY_S = 0.05
+"""After a lost session. Not at once, or two confused sides would spin."""
+CLOSED_RETRY_S = 0.5
+"""After a connection that was closed before it was welcomed."""
 REFUSED_RETRY_S = 5.0
 """After a refusal: nothing changes quickly, but a rolling upgrade of the scheduler does mend it."""
 
@@ -51,7 +56,7 @@ class DealerHandler(Protocol):
 
 class _State(enum.Enum):
     CLOSED = "closed"
-    BROKEN = "broken"  # no socket, or a useless one; the timer makes a new one
+    BROKEN = "broken"  # no socket, or a useless one; a new one is on its way
     GREETING = "greeting"  # hello sent, or waiting in the socket for the scheduler to appear
     OPEN = "open"
 
@@ -86,7 +91,6 @@ class Dealer(Generic[Incoming]):
         self._state = _State.CLOSED
         self._link: LoopSocket | None = None
         self._session_id = session.NO_SESSION
-        self._lost_why = ""  # why a session ended inside ``send``; the handler is not told yet
 
     @property
     def connected(self) -> bool:
@@ -111,8 +115,7 @@ class Dealer(Generic[Incoming]):
         self.counters[session.NOT_SENT] += 1
         # The caller is in the middle of something: it hears of the loss from the loop, as of any other.
         self._state = _State.BROKEN
-        self._lost_why = f"cannot send to the scheduler: {problem}"
-        self._callbacks.soon(self._lose_after_send)
+        self._callbacks.soon(functools.partial(self._lose_after_send, f"cannot send to the scheduler: {problem}"))
         return False
 
     async def close(self) -> None:
@@ -138,11 +141,16 @@ class Dealer(Generic[Incoming]):
             raise
         self._link = LoopSocket(self._callbacks, socket, self._received, self._disconnected)
         self._state = _State.GREETING
-        self._retry_at = self._callbacks.now() + self._timeout_s
+        self._retry = self._callbacks.later(self._timeout_s, self._reconnect)
         problem = self._link.send(session.frames_of(session.NO_SESSION, self._handler.hello()))
         assert problem is None, problem
 
+    def _reconnect(self) -> None:
+        self._disconnect()
+        self._connect()
+
     def _disconnect(self, linger_ms: int = 0) -> None:
+        self._retry.cancel()
         if self._link is not None:
             self._link.close(linger_ms)
             self._link = None
@@ -151,19 +159,14 @@ class Dealer(Generic[Incoming]):
     def _break(self, retry_in_s: float) -> None:
         self._state = _State.BROKEN
         self._disconnect()
-        self._retry_at = self._callbacks.now() + retry_in_s
+        self._retry = self._callbacks.later(retry_in_s, self._reconnect)
 
     def _lose(self, why: str) -> None:
-        # A session that ended as soon as it was opened is not tried again at once, or two confused sides would spin.
-        lasted = self._callbacks.now() - self._opened_at
-        self._break(0.0)
+        self._break(LOST_RETRY_S)
         self._handler.lost(why)
-        if self._state is _State.BROKEN and lasted > self._interval_s:
-            self._connect()
 
-    def _lose_after_send(self) -> None:
-        if self._state is _State.BROKEN and self._lost_why:
-            why, self._lost_why = self._lost_why, ""
+    def _lose_after_send(self, why: str) -> None:
+        if self._state is _State.BROKEN:  # not closed meanwhile
             self._lose(why)
 
     def _disconnected(self) -> None:
@@ -176,19 +179,17 @@ class Dealer(Generic[Incoming]):
         if self._state is _State.OPEN:
             self._lose("the connection to the scheduler was closed")
         elif self._state is _State.GREETING:
-            self._break(0.0)
+            self._break(CLOSED_RETRY_S)
 
     def _tick(self) -> None:
         self._timer = self._callbacks.later(self._interval_s, self._tick)
+        if self._state is not _State.OPEN:
+            return
         now = self._callbacks.now()
-        if self._state is _State.OPEN:
-            if self._liveness.lost(now):
-                self._lose(f"the scheduler was silent for more than {self._timeout_s:g} s")
-            elif self._liveness.beat_due(now):
-                self.send(self._handler.heartbeat())
-        elif now >= self._retry_at and not self._lost_why:
-            self._disconnect()
-            self._connect()
+        if self._liveness.lost(now):
+            self._lose(f"the scheduler was silent for more than {self._timeout_s:g} s")
+        elif self._liveness.beat_due(now):
+            self.send(self._handler.heartbeat())
 
     # Receiving.
 
@@ -223,8 +224,8 @@ class Dealer(Generic[Incoming]):
     def _open(self, session_id: int, message: Any) -> None:
         self._session_id = session_id
         self._state = _State.OPEN
-        self._opened_at = self._callbacks.now()
-        self._liveness = Liveness(self._opened_at, self._interval_s, self._timeout_s)
+        self._retry.cancel()
+        self._liveness = Liveness(self._callbacks.now(), self._interval_s, self._timeout_s)
         self._handler.welcome(message)
 
     def _received_in_session(self, message: Any) -> None:
