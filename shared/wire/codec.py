@@ -16,6 +16,9 @@ Message = TypeVar("Message")
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Larger frames are refused unread; the longest honest message is a Submit of a full context (4 bytes a token)."""
 
+MAX_ITEMS = 65_536
+"""Longest array inside a message; the longest honest ones have an item per request. What is hot is a column instead."""
+
 
 class DecodeError(ValueError):
     """The peer sent bytes that are no message of this link."""
@@ -37,7 +40,11 @@ class Decoder(Generic[Message]):
         if len(data) > MAX_MESSAGE_BYTES:
             raise DecodeError(f"a message of {len(data)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
         try:
-            plain = msgpack.unpackb(data, raw=False, strict_map_key=True)
+            # No message has maps or extension types. An array's claimed length is allocated before its items are read.
+            plain = msgpack.unpackb(
+                data, raw=False, max_array_len=min(len(data), MAX_ITEMS), max_map_len=0, max_ext_len=0
+            )
+            # A string is never bytes (without builtin_types it would be read as base64).
             message: Message = msgspec.convert(plain, self._messages, builtin_types=(bytes,))
         except (ValueError, OverflowError, RecursionError, msgpack.UnpackException) as error:
             raise DecodeError(f"{type(error).__name__}: {error}") from error
