@@ -1,0 +1,125 @@
+"""Who may come in: the order of waiting requests, what never fits, and what fits now.
+
+Called by ``ledger`` and ``planner``.
+"Never" is told apart from "not now" once and for all when the pools are known (``judge``); a request that does not fit
+now lets a bounded number of others pass, then holds the door until it fits.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from services.scheduler.core.lanes import Executor
+from services.scheduler.core.request import Rank, Request
+from shared.wire.facts import ModelFacts
+from shared.wire.gateway import RejectCode
+
+LOOKAHEAD = 32
+"""Waiting requests one plan looks at: the cost of a tick does not grow with the queue."""
+MAX_OVERTAKES = 64
+"""Requests that may pass one that does not fit now."""
+
+
+class Refusal(NamedTuple):
+    """Why a request cannot be served at all."""
+
+    code: RejectCode
+    detail: str
+
+
+class WaitingQueue:
+    """Waiting requests in the order of their ranks."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[Rank, Request]] = []
+        self.version = 0
+        """Grows whenever an executor that found nothing to do might now find something."""
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def push(self, request: Request) -> None:
+        """Add a request at its place."""
+        insort(self._entries, (request.rank, request), key=_rank_of)
+        self.version += 1
+
+    def discard(self, request: Request) -> None:
+        """Take a request out, if it is in."""
+        index = bisect_left(self._entries, request.rank, key=_rank_of)
+        if index < len(self._entries) and self._entries[index][1] is request:
+            del self._entries[index]
+            self.version += 1
+
+    def head(self, count: int) -> list[Request]:
+        """The first ``count`` requests."""
+        return [request for _, request in self._entries[:count]]
+
+    def all(self) -> list[Request]:
+        """Every request in order; a copy."""
+        return self.head(len(self._entries))
+
+
+def _rank_of(entry: tuple[Rank, Request]) -> Rank:
+    return entry[0]
+
+
+def judge(request: Request, facts: ModelFacts, executors: Iterable[Executor]) -> Refusal | None:
+    """Settle a request's limit and stop tokens against the model and the pools, or say why it can never be served.
+
+    ``max_tokens`` is cut to what the context and the largest pool hold. Changes nothing when it refuses.
+    """
+    largest = largest_pool(executors)
+    if max(request.tokens) >= facts.vocab_size:
+        return Refusal("invalid", f"a token id is outside the vocabulary of {facts.vocab_size}")
+    if request.num_prompt >= facts.context_len:
+        detail = f"the prompt has {request.num_prompt} tokens; the context length is {facts.context_len}"
+        return Refusal("too_long", detail)
+    if len(request.tokens) + 1 > largest and request.num_prompt + request.submit.max_tokens > len(request.tokens):
+        detail = f"{len(request.tokens)} tokens and one more do not fit the largest executor, which holds {largest}"
+        return Refusal("too_long", detail)
+    request.limit = min(request.num_prompt + request.submit.max_tokens, facts.context_len, largest)
+    eos = [] if request.submit.ignore_eos else facts.eos_token_ids
+    request.stops = frozenset([*request.stop_token_ids, *eos])
+    return None
+
+
+def largest_pool(executors: Iterable[Executor]) -> int:
+    """Tokens the largest empty pool holds; 0 without executors."""
+    return max((executor.num_slots for executor in executors), default=0)
+
+
+def fits_ever(request: Request, executor: Executor) -> bool:
+    """Whether the executor's empty pool holds all of a request's tokens and one more."""
+    return len(request.tokens) + 1 <= executor.num_slots
+
+
+def room(executor: Executor, promised: int, anyone_runs: bool) -> int:
+    """Blocks to admit into: the free ones less ``promised`` (what started prefills still need) and a watermark.
+
+    The watermark leaves running decodes something to grow into; it is none where nobody runs.
+    """
+    watermark = max(1, executor.limits.num_blocks // 100) if anyone_runs else 0
+    return executor.pool.num_free - promised - watermark
+
+
+def candidates(
+    executor: Executor, queue: WaitingQueue, promised: int, most: int, excluded: list[Request]
+) -> tuple[list[Request], Request | None]:
+    """Up to ``most`` waiting requests the executor could admit now, in order, and the first that does not fit now."""
+    chosen: list[Request] = []
+    blocked: Request | None = None
+    free = room(executor, promised, bool(executor.lanes))
+    for request in queue.head(LOOKAHEAD):
+        if len(chosen) == most:
+            break
+        if request in excluded or not fits_ever(request, executor):
+            continue
+        need = executor.blocks_for(len(request.tokens) + 1)
+        if need <= free:
+            chosen.append(request)
+            free -= need
+        elif blocked is None:
+            blocked = request
+            if request.overtaken >= MAX_OVERTAKES:
+                break
+    return chosen, blocked

@@ -1,0 +1,107 @@
+"""What must hold between any two events. ``check`` is called by tests, and by whoever suspects the books.
+
+Numbers such as B1 are those of the list in ``docs/scheduling.md``.
+"""
+
+from services.scheduler.core.lanes import Executor, Lane
+from services.scheduler.core.machine import Scheduler
+from services.scheduler.core.request import Request, Status
+
+
+class BrokenInvariant(AssertionError):
+    """The scheduler's state contradicts itself; told with the story of the request concerned, if one is."""
+
+
+def check(scheduler: Scheduler) -> None:
+    """Raise BrokenInvariant if anything contradicts anything. Costs as much as everything that is held."""
+    for executor in scheduler.executors.values():
+        _check_blocks(executor)
+        _check_lanes(executor)
+        _check_steps(executor, scheduler.settings.max_inflight)
+    _check_requests(scheduler)
+
+
+def _require(holds: bool, what: str, request: Request | None = None) -> None:
+    if not holds:
+        raise BrokenInvariant(what if request is None else f"{what}\n{request.tell()}")
+
+
+def _check_blocks(executor: Executor) -> None:
+    """B1, B2, B3: free blocks and tables are disjoint and together all; holders count the tables."""
+    free = executor.pool.free_blocks()
+    holders = [0] * executor.pool.num_blocks
+    for lane in executor.lanes.values():
+        _require(len(set(lane.table)) == len(lane.table), "B3: a block is twice in a table", lane.request)
+        for block in lane.table:
+            holders[block] += 1
+    _require(holders == executor.pool.holders, f"B2: {executor.id} holds {holders}, counted {executor.pool.holders}")
+    _require(len(set(free)) == len(free), f"B1: a block of {executor.id} is free twice")
+    _require(
+        sorted(free) == [block for block, count in enumerate(holders) if not count],
+        f"B1: the free blocks of {executor.id} are not those that no table holds",
+    )
+
+
+def _check_lanes(executor: Executor) -> None:
+    """Progress and tables of each lane, and the lanes that are free."""
+    for number, lane in executor.lanes.items():
+        request = lane.request
+        _require(request.lane is lane and request.status is Status.RUNNING, "a lane's request is elsewhere", request)
+        _require(lane.number == number and not lane.closed and lane.executor is executor, "a lane is astray", request)
+        _require(
+            0 <= lane.cached <= lane.computed <= lane.scheduled <= lane.known <= request.limit,
+            f"progress {lane.cached} {lane.computed} {lane.scheduled} {lane.known} is out of order",
+            request,
+        )
+        _require(len(lane.tokens) < request.limit, "a finished request runs", request)
+        _require(lane.slots == len(lane.table) * executor.limits.block_size, "B5: slots and table differ", request)
+        _require(lane.slots >= lane.scheduled, "B5: the table is shorter than what is scheduled", request)
+        _require(
+            lane.slots - lane.scheduled < executor.limits.block_size or request.failures > 0 or _rolled_back(lane),
+            "B5: the table is longer than what is scheduled",
+            request,
+        )
+    numbers = sorted([*executor.lanes, *executor.free_lanes])
+    _require(numbers == list(range(len(numbers))), f"lanes of {executor.id} are {numbers}")
+    _require(len(numbers) == min(executor.limits.num_lanes, executor.max_rows), f"{executor.id} lost a lane")
+    priorities: dict[int, int] = {}
+    for lane in executor.lanes.values():
+        priorities[lane.request.rank.priority] = priorities.get(lane.request.rank.priority, 0) + 1
+    _require(priorities == executor.priorities, f"{executor.id} miscounts its priorities")
+
+
+def _rolled_back(lane: Lane) -> bool:
+    """Whether a failed step left the table longer than it need be: appends of a failed plan count."""
+    return lane.computed == lane.scheduled
+
+
+def _check_steps(executor: Executor, max_inflight: int) -> None:
+    """P1, P2 and what is promised: each step in flight against the lanes it works on."""
+    _require(len(executor.inflight) <= max_inflight, f"{executor.id} has too many steps in flight")
+    promised: dict[Lane, int] = {}
+    for step in executor.inflight:
+        lanes = step.lanes()
+        _require(len(set(lanes)) == len(lanes), "P2: a lane is twice in a step")
+        _require(step.rows <= executor.max_rows, "P1: a step is over the budget")
+        if not step.doomed:
+            for lane in step.samples:
+                promised[lane] = promised.get(lane, 0) + 1
+    for lane in executor.lanes.values():
+        _require(lane.promised == promised.get(lane, 0), f"{lane.promised} tokens are promised", lane.request)
+
+
+def _check_requests(scheduler: Scheduler) -> None:
+    """Every live request is in exactly one place, and nothing else is anywhere."""
+    ledger = scheduler.ledger
+    queued = ledger.queue.all()
+    _require([request.rank for request in queued] == sorted(r.rank for r in queued), "the queue is out of order")
+    running = [lane.request for executor in scheduler.executors.values() for lane in executor.lanes.values()]
+    places = [*queued, *ledger.stranded, *running]
+    live = [request for requests in ledger.requests.values() for request in requests.values()]
+    _require(len(set(places)) == len(places), "a request is in two places")
+    _require(set(places) == set(live), "a request is nowhere, or a dead one is somewhere")
+    _require(ledger.num_running == len(running), "running requests are miscounted")
+    for request in [*queued, *ledger.stranded]:
+        _require(request.status is Status.WAITING and request.lane is None, "a waiting request is not", request)
+    for request in queued:
+        _require(0 < len(request.tokens) < request.limit, "a request waits for nothing", request)

@@ -1,0 +1,219 @@
+"""Every live request, from submit to terminal message: the only place where requests change hands.
+
+Called by ``machine``, ``planner`` and ``results``. A request is in exactly one place: in the queue, among the stranded
+(no connected executor could ever hold it), or on a lane.
+"""
+
+from services.scheduler.core.actions import ToGateway
+from services.scheduler.core.admission import Refusal, WaitingQueue, fits_ever, judge
+from services.scheduler.core.counters import Counters, count
+from services.scheduler.core.lanes import Executor, Lane
+from services.scheduler.core.limits import Settings
+from services.scheduler.core.outbox import Outbox
+from services.scheduler.core.request import Request, Status, Verb
+from shared.wire.facts import ModelFacts
+from shared.wire.gateway import Accepted, Delta, FinishReason, Rejected, Submit
+
+MAX_FAILURES = 3
+"""Failed steps or lost executors in a row, without a token gained, after which a request is given up."""
+SUSPECT_FAILURES = 2
+"""From here on a request is tried alone, so that the innocent among those that failed together are cleared."""
+
+
+class Ledger:
+    """The requests of all gateways."""
+
+    def __init__(self, settings: Settings, executors: dict[str, Executor]) -> None:
+        self.settings = settings
+        self.executors = executors
+        """Every connected executor; owned by the machine."""
+        self.facts: ModelFacts | None = None
+        """Of the served model; known once an executor has joined."""
+        self.now_ms = 0
+        self.outbox = Outbox()
+        self.counters = Counters()
+        self.requests: dict[str, dict[str, Request]] = {}
+        """Live requests by gateway and id."""
+        self.queue = WaitingQueue()
+        self.stranded: dict[Request, int] = {}
+        """Requests no connected executor could hold, and since when."""
+        self.num_running = 0
+        self._next_ticket = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without a lane."""
+        return len(self.queue) + len(self.stranded)
+
+    def submit(self, gateway: str, submit: Submit) -> None:
+        """Take a new or resubmitted request, or reject it."""
+        self.counters.submitted += 1
+        self.counters.resubmitted += bool(submit.output)
+        if submit.request_id in self.requests[gateway]:
+            # A rejection would be read as the end of the live request of that name: the repeat is dropped.
+            count(self.counters.stale, "duplicate_submit")
+            return
+        try:
+            request = Request(gateway, submit, self._next_ticket)
+        except ValueError as error:
+            self._reject(gateway, submit.request_id, Refusal("invalid", str(error)))
+            return
+        self._next_ticket += 1
+        refusal = self._refusal(request)
+        if refusal is not None:
+            request.move(Verb.REJECT, self.now_ms, refusal.code)
+            self._reject(gateway, submit.request_id, refusal)
+            return
+        self._accept(request)
+
+    def _refusal(self, request: Request) -> Refusal | None:
+        if not request.num_prompt:
+            return Refusal("invalid", "the prompt is empty")
+        max_queue = self.settings.max_queue
+        if not request.submit.output and max_queue is not None and self.num_waiting >= max_queue:
+            return Refusal("queue_full", f"{self.num_waiting} requests are waiting")
+        return self._judge(request)
+
+    def _judge(self, request: Request) -> Refusal | None:
+        """Judge as far as it is known now. A resubmitted request was accepted before: it waits for a pool that fits."""
+        if self.facts is None or not self.executors:
+            return None
+        refusal = judge(request, self.facts, self.executors.values())
+        if refusal is not None and refusal.code == "too_long" and request.submit.output:
+            return None
+        return refusal
+
+    def _reject(self, gateway: str, request_id: str, refusal: Refusal) -> None:
+        count(self.counters.rejected, refusal.code)
+        retry_after_ms = self.settings.retry_after_ms if refusal.code == "queue_full" else 0
+        self.outbox.put(ToGateway(gateway, Rejected(request_id, refusal.code, refusal.detail, retry_after_ms)))
+
+    def _accept(self, request: Request) -> None:
+        self.counters.accepted += 1
+        self.counters.prompt_tokens += request.num_prompt
+        self.requests[request.gateway][request.submit.request_id] = request
+        request.move(Verb.ACCEPT, self.now_ms, f"rank {tuple(request.rank)}")
+        self.outbox.put(ToGateway(request.gateway, Accepted(request.submit.request_id)))
+        self._wait(request)
+
+    def _wait(self, request: Request) -> None:
+        """Put a request without a lane where it belongs; one that has all its tokens already (resubmitted) ends."""
+        if request.limit and request.num_output and request.stops_with(request.tokens[-1]):
+            self.finish(request, "stop", stop_token_id=request.tokens[-1])
+        elif request.limit and len(request.tokens) >= request.limit:
+            self.finish(request, "length")
+        elif request.limit and any(fits_ever(request, executor) for executor in self.executors.values()):
+            self.queue.push(request)
+        else:
+            self.stranded[request] = self.now_ms
+
+    def executor_joined(self) -> None:
+        """Judge whoever waited for an executor, and queue those that one can hold now."""
+        for request, since_ms in list(self.stranded.items()):
+            if not request.limit:
+                refusal = self._judge(request)
+                if refusal is not None:
+                    self.fail(request, refusal.detail)
+                    continue
+            del self.stranded[request]
+            self._wait(request)
+            if request in self.stranded:
+                self.stranded[request] = since_ms
+
+    def executor_left(self) -> None:
+        """Whoever fits no executor that is left waits for one to come, for a bounded time."""
+        for request in self.queue.all():
+            if not any(fits_ever(request, executor) for executor in self.executors.values()):
+                self.queue.discard(request)
+                self.stranded[request] = self.now_ms
+
+    def expire(self) -> None:
+        """End those that have waited for an executor for too long."""
+        for request, since_ms in list(self.stranded.items()):
+            if self.now_ms - since_ms >= self.settings.recovery_timeout_ms:
+                what = "could hold this request" if self.executors else "was connected"
+                self.fail(request, f"no executor {what} for {self.settings.recovery_timeout_ms} ms")
+
+    def cancel(self, gateway: str, request_id: str) -> Executor | None:
+        """End a request because its gateway wants it; returns where it ran. Unknown ones are nobody's fault."""
+        request = self.requests[gateway].get(request_id)
+        if request is None:
+            count(self.counters.stale, "cancel")
+            return None
+        executor = request.lane.executor if request.lane is not None else None
+        self._end(request, Verb.CANCEL, "cancelled", Delta(request_id, b"", "cancelled", request.usage()))
+        return executor
+
+    def abandon(self, gateway: str) -> None:
+        """The gateway is gone: free all its requests and tell nobody."""
+        for request in list(self.requests[gateway].values()):
+            self._end(request, Verb.ABANDON, "abandoned", None)
+        del self.requests[gateway]
+        self.outbox.forget(gateway)
+
+    def finish(self, request: Request, reason: FinishReason, token_ids: bytes = b"", stop_token_id: int = -1) -> None:
+        """End a request that has all its tokens; ``token_ids`` are those not delivered yet."""
+        delta = Delta(request.submit.request_id, token_ids, reason, request.usage(), stop_token_id=stop_token_id)
+        self._end(request, Verb.FINISH, reason, delta)
+
+    def fail(self, request: Request, error: str) -> None:
+        """End a request that cannot go on."""
+        delta = Delta(request.submit.request_id, b"", "error", request.usage(), error)
+        self._end(request, Verb.FAIL, "error", delta, error)
+
+    def _end(self, request: Request, verb: Verb, reason: str, delta: Delta | None, detail: str = "") -> None:
+        self._take(request)
+        request.move(verb, self.now_ms, detail or reason)
+        count(self.counters.ended, reason)
+        del self.requests[request.gateway][request.submit.request_id]
+        if delta is not None:
+            self.outbox.deltas(request.gateway).append(delta)
+
+    def _take(self, request: Request) -> None:
+        """Take a request out of wherever it is."""
+        if request.status is Status.RUNNING:
+            self._leave_lane(request)
+        elif self.stranded.pop(request, None) is None:
+            self.queue.discard(request)
+
+    def _leave_lane(self, request: Request) -> None:
+        assert request.lane is not None
+        request.lane.executor.close_lane(request.lane)
+        request.lane = None
+        self.num_running -= 1
+
+    def admit(self, request: Request, executor: Executor) -> Lane:
+        """Give a waiting request a lane."""
+        self.queue.discard(request)
+        lane = executor.open_lane(request)
+        request.lane = lane
+        if request.failures >= SUSPECT_FAILURES:
+            executor.suspects[lane.number] = lane
+        self.num_running += 1
+        self.counters.admitted += 1
+        request.move(Verb.ADMIT, self.now_ms, f"on {executor.id}, lane {lane.number}, seq {lane.seq}")
+        return lane
+
+    def preempt(self, lane: Lane, why: str) -> None:
+        """Retire a lane whose request goes on later, from all its tokens."""
+        request = lane.request
+        self._leave_lane(request)
+        self.counters.preempted += 1
+        request.move(Verb.PREEMPT, self.now_ms, why)
+        self._wait(request)
+
+    def lose(self, lane: Lane, why: str) -> None:
+        """The lane's executor is lost: its request goes on elsewhere, from all its tokens."""
+        request = lane.request
+        self._leave_lane(request)
+        self.counters.lost += 1
+        request.move(Verb.LOSE, self.now_ms, why)
+        self._wait(request)
+
+    def strike(self, request: Request, why: str) -> None:
+        """A request took part in a failure nobody is to blame for; too many in a row and it is the likely cause."""
+        request.failures += 1
+        if request.failures >= MAX_FAILURES:
+            self.fail(request, f"given up after {request.failures} failures in a row; the last: {why}")
+        elif request.failures >= SUSPECT_FAILURES and request.lane is not None:
+            request.lane.executor.suspects[request.lane.number] = request.lane

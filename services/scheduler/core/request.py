@@ -1,0 +1,156 @@
+"""One request and the one table of what may happen to it. Made and moved by ``ledger``; imports nothing impure.
+
+Progress is not a status: a request that runs is a lane whose ``computed`` chases what is known (see ``lanes``), so
+chunked prefill, preemption and decode are one rule. The status only says who holds the request.
+"""
+
+from collections import deque
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+from shared.wire import tokens
+from shared.wire.gateway import Submit, Usage
+
+if TYPE_CHECKING:
+    from services.scheduler.core.lanes import Lane
+
+STORY_LENGTH = 64
+"""Entries of a story that are kept, the latest ones."""
+
+
+class Status(Enum):
+    """Who holds a request."""
+
+    NEW = "new"
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    REJECTED = "rejected"
+    ABANDONED = "abandoned"
+
+
+class Verb(Enum):
+    """What happens to a request."""
+
+    ACCEPT = "accept"
+    REJECT = "reject"
+    ADMIT = "admit"
+    PREEMPT = "preempt"
+    LOSE = "lose"
+    FINISH = "finish"
+    FAIL = "fail"
+    CANCEL = "cancel"
+    ABANDON = "abandon"
+
+
+TRANSITIONS: dict[tuple[Status, Verb], Status] = {
+    (Status.NEW, Verb.ACCEPT): Status.WAITING,
+    (Status.NEW, Verb.REJECT): Status.REJECTED,
+    (Status.WAITING, Verb.ADMIT): Status.RUNNING,
+    (Status.WAITING, Verb.FINISH): Status.FINISHED,
+    (Status.WAITING, Verb.FAIL): Status.FAILED,
+    (Status.WAITING, Verb.CANCEL): Status.CANCELLED,
+    (Status.WAITING, Verb.ABANDON): Status.ABANDONED,
+    (Status.RUNNING, Verb.PREEMPT): Status.WAITING,
+    (Status.RUNNING, Verb.LOSE): Status.WAITING,
+    (Status.RUNNING, Verb.FINISH): Status.FINISHED,
+    (Status.RUNNING, Verb.FAIL): Status.FAILED,
+    (Status.RUNNING, Verb.CANCEL): Status.CANCELLED,
+    (Status.RUNNING, Verb.ABANDON): Status.ABANDONED,
+}
+"""Every pair that may happen. ``docs/scheduling.md`` holds the same table; a test keeps the two equal."""
+
+
+class IllegalTransition(AssertionError):
+    """The scheduler's own mistake: told with the story of the request."""
+
+
+class Rank(NamedTuple):
+    """The one order of requests: who is admitted first, who keeps a share of the budget, who is preempted last."""
+
+    priority: int
+    """Lower first."""
+    fresh: int
+    """0 for a stream that ran before the scheduler was restarted, 1 for a new one."""
+    ticket: int
+    """Number of the submit; unique."""
+
+
+class Entry(NamedTuple):
+    """One line of a story."""
+
+    now_ms: int
+    verb: Verb
+    detail: str
+
+
+class Request:
+    """All the scheduler knows of one request; lives from its submit to its terminal message."""
+
+    __slots__ = (
+        "failures",
+        "gateway",
+        "lane",
+        "limit",
+        "num_prompt",
+        "overtaken",
+        "rank",
+        "status",
+        "stop_token_ids",
+        "stops",
+        "story",
+        "submit",
+        "tokens",
+    )
+
+    def __init__(self, gateway: str, submit: Submit, ticket: int) -> None:
+        """Raises ValueError when a column is cut within an integer."""
+        self.gateway = gateway
+        self.submit = submit
+        self.tokens: list[int] = tokens.unpack(submit.prompt)
+        self.num_prompt = len(self.tokens)
+        self.tokens += tokens.unpack(submit.output)
+        self.rank = Rank(submit.priority, 0 if submit.output else 1, ticket)
+        self.status = Status.NEW
+        self.limit = 0
+        """Most tokens, prompt and output together; 0 until an executor has said what it can hold."""
+        self.stop_token_ids = tokens.unpack(submit.stop_token_ids)
+        self.stops: frozenset[int] = frozenset()
+        """Those and the model's end ids; empty until an executor has told them."""
+        self.lane: Lane | None = None
+        """Where it runs, while it runs."""
+        self.failures = 0
+        """Failed steps and lost executors in a row that it took part in without gaining a token."""
+        self.overtaken = 0
+        """Requests behind it that were admitted because it did not fit."""
+        self.story: deque[Entry] = deque(maxlen=STORY_LENGTH)
+
+    @property
+    def num_output(self) -> int:
+        """Output tokens so far, those before a resubmission included."""
+        return len(self.tokens) - self.num_prompt
+
+    def move(self, verb: Verb, now_ms: int, detail: str = "") -> None:
+        """Change the status as the table says. Raises IllegalTransition."""
+        self.story.append(Entry(now_ms, verb, detail))
+        status = TRANSITIONS.get((self.status, verb))
+        if status is None:
+            raise IllegalTransition(f"{verb.value} of a request that is {self.status.value}\n{self.tell()}")
+        self.status = status
+
+    def tell(self) -> str:
+        """The story, one line an entry, without a single token of its text."""
+        head = f"request {self.submit.request_id} of {self.gateway}: {self.status.value}, {self.num_prompt} prompt and "
+        head += f"{self.num_output} output tokens, limit {self.limit}"
+        lines = [f"  {entry.now_ms} ms: {entry.verb.value} {entry.detail}".rstrip() for entry in self.story]
+        return "\n".join([head, *lines])
+
+    def stops_with(self, token: int) -> bool:
+        """Whether ``token``, already the last of the output, ends the request."""
+        return token in self.stops and self.num_output > self.submit.sampling.min_tokens
+
+    def usage(self) -> Usage:
+        """Token counts for the terminal delta; the stop token counts."""
+        return Usage(prompt_tokens=self.num_prompt, completion_tokens=self.num_output)
