@@ -14,7 +14,6 @@ from functools import partial
 
 import msgspec
 import uvloop
-import zmq
 
 from services.executor.backend import Backend
 from services.executor.compute import Compute
@@ -104,8 +103,8 @@ class _Executor:
         self._shell = Shell(self._options, backend, compute, self._metrics, crash.report)
         try:
             self._shell.start()
-        except zmq.ZMQError as error:
-            raise _Misconfigured(f"cannot connect to {self._options.scheduler}: {error}") from error
+        except ValueError as error:
+            raise _Misconfigured(str(error)) from error
         return await self._shell.ended
 
     def _serve_metrics(self) -> metrics_server.MetricsServer | None:

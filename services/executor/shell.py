@@ -13,6 +13,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import zmq
+
 from services.executor.backend import Backend
 from services.executor.compute import Compute
 from services.executor.metrics import ExecutorMetrics
@@ -74,8 +76,11 @@ class Shell:
         return self._dealer.connected
 
     def start(self) -> None:
-        """Connect and say hello. Raises zmq.ZMQError for an endpoint that is none."""
-        self._dealer.start()
+        """Connect and say hello. Raises ValueError for an endpoint that is none."""
+        try:
+            self._dealer.start()
+        except zmq.ZMQError as error:
+            raise ValueError(f"cannot connect to {self._options.scheduler}: {error}") from error
 
     async def close(self) -> None:
         """Say goodbye; what still runs is answered no more."""
