@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from shared.config import unknown_variables
+from shared.config import ENV_PREFIX, unknown_variables
 
 FAULTS = "PATERNOSTER_FAULTS"
 """Read by the fake backend itself: JSON, for tests only."""
@@ -28,7 +28,8 @@ def complaints(environ: Mapping[str, str], known: set[str]) -> list[str]:
     """One line for each unknown variable, with the nearest known name where there is one."""
     lines = []
     for name in unknown_variables(environ, known):
-        near = get_close_matches(name, sorted(known), n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        stems = sorted(each.removeprefix(ENV_PREFIX) for each in known)
+        near = get_close_matches(name.removeprefix(ENV_PREFIX), stems, n=1)
+        hint = f"; did you mean {ENV_PREFIX}{near[0]}?" if near else ""
         lines.append(f"unknown environment variable {name}{hint}")
     return lines
