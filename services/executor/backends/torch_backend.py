@@ -1,0 +1,122 @@
+"""The backend that runs a real model with torch. Called by the executor's shell through ``load``."""
+
+import hashlib
+import logging
+import platform
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from services.executor import memory, sampling
+from services.executor.backend import Backend, StepError, StepOutput
+from services.executor.batch import SampleRow, StepBatch
+from services.executor.kernels.reference import ReferenceKernels
+from services.executor.model import config as model_config
+from services.executor.model import device as devices
+from services.executor.model import end_tokens, weights
+from services.executor.model.llama import Llama
+from services.executor.options import ExecutorOptions
+from shared.wire.facts import ExecutorLimits, ModelFacts
+from shared.wire.sampling import Sampling
+
+log = logging.getLogger(__name__)
+
+
+class TorchBackend:
+    """Weights, KV memory and sampling on one device; see ``backend.Backend``."""
+
+    def __init__(self, options: ExecutorOptions, on_progress: Callable[[str], None]) -> None:
+        """Load ``options.model``. Raises ValueError for a model or options that cannot work."""
+        folder = Path(options.model)
+        torch_device = devices.choose_device(options.device)
+        dtype = devices.choose_dtype(options.dtype, torch_device)
+        threads = devices.set_threads(options.threads)
+        config = model_config.read(folder)
+        context_len = _context_len(options.max_model_len, config.context_len)
+        kernels = ReferenceKernels(torch_device)
+        self.device = devices.describe(torch_device)
+        self.facts = _facts(folder, config.vocab_size, context_len)
+        started = time.monotonic()
+        on_progress(f"loading {self.facts.model} as {dtype} on {self.device}, {threads} threads")
+        opened = weights.Weights(folder, torch_device, dtype)
+        with torch.inference_mode():
+            self._model = Llama(config, opened, kernels, torch_device)
+        num_blocks = memory.num_blocks(
+            config,
+            torch_device,
+            dtype,
+            block_size=options.block_size,
+            context_len=context_len,
+            max_lanes=options.max_lanes,
+            wanted=options.num_blocks,
+            kv_memory=options.kv_memory,
+        )
+        self._caches = memory.allocate(config, torch_device, dtype, num_blocks, options.block_size)
+        self.limits = ExecutorLimits(num_blocks, options.block_size, options.max_lanes, options.max_step_tokens)
+        parts = (weights.digest(opened.files), dtype, self.device, platform.machine(), torch.__version__)
+        self.numerics = hashlib.sha256(repr((*parts, kernels.name, threads)).encode()).hexdigest()[:16]
+        on_progress(f"loaded {self.facts.model} in {time.monotonic() - started:.1f} s")
+
+    def warm_up(self) -> None:
+        """One small prefill and one decode: libraries load and choose their code, memory is touched."""
+        for num_tokens in (min(self.limits.block_size, self.limits.max_step_tokens), 1):
+            self.run(_warm_up_batch(num_tokens))
+
+    def run(self, batch: StepBatch) -> StepOutput:
+        """Compute one step. Raises StepError, not fatal, when memory does not suffice."""
+        if not len(batch.token_ids):
+            return StepOutput([])
+        try:
+            with torch.inference_mode():
+                logits = self._model.forward(batch, self._caches, self.limits.block_size)
+                return sampling.sample(logits, batch.samples)
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            raise StepError(f"out of memory in a step of {len(batch.token_ids)} tokens") from error
+        except RuntimeError as error:
+            if "allocate memory" not in str(error):  # how torch's CPU allocator fails
+                raise
+            raise StepError(f"out of memory in a step of {len(batch.token_ids)} tokens") from error
+
+    def released(self, lane: int, blocks: Sequence[int]) -> None:
+        """Nothing to do: a block is written before it is read."""
+
+
+def load(options: ExecutorOptions, on_progress: Callable[[str], None]) -> Backend:
+    """Load the model. Raises ValueError, in words for the user, when it or the options cannot work."""
+    return TorchBackend(options, on_progress)
+
+
+def _context_len(wanted: int | None, trained: int) -> int:
+    if wanted is not None and wanted > trained:
+        raise ValueError(f"max-model-len {wanted} is above the model's context of {trained} tokens")
+    return wanted or trained
+
+
+def _facts(folder: Path, vocab_size: int, context_len: int) -> ModelFacts:
+    return ModelFacts(
+        model=folder.resolve().name,
+        vocab_size=vocab_size,
+        context_len=context_len,
+        eos_token_ids=[token for token in end_tokens.end_token_ids(folder) if token < vocab_size],
+        tokenizer_digest=end_tokens.tokenizer_digest(folder),
+    )
+
+
+def _warm_up_batch(num_tokens: int) -> StepBatch:
+    """One row that computes ``num_tokens`` tokens in block 0."""
+    positions = np.arange(num_tokens, dtype=np.int32)
+    row = SampleRow(0, 0, 0, Sampling(temperature=1.0, top_p=0.9), num_tokens, positions * 0, num_tokens)
+    return StepBatch(
+        step=0,
+        lanes=[0],
+        token_ids=positions * 0,
+        positions=positions,
+        slot_mapping=positions.astype(np.int64),
+        query_starts=np.array([0, num_tokens], dtype=np.int32),
+        context_lens=np.array([num_tokens], dtype=np.int32),
+        block_tables=np.zeros((1, 1), dtype=np.int32),
+        samples=[row],
+    )

@@ -1,0 +1,134 @@
+"""From logits to tokens. A token is a pure function of (its row's logits, its parameters, its seed, its position).
+
+Called by the torch backend. Work on all rows at once is numpy's, element by element or along one row in a fixed order,
+so that a row's token is the same alone and among any others (the order of torch's sums varies with the number of rows).
+Greedy rows are settled by one maximum over the step's logits and pay for nothing else.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from services.executor.backend import StepOutput
+from services.executor.batch import SampleRow
+from shared.wire import tokens as columns
+from shared.wire.sampling import Sampling
+
+_SPAN = 64
+_NUCLEUS_CANDIDATES = 1024
+"""Largest logits looked at before a whole row is sorted for top_p; the result is the same either way."""
+
+
+def sample(logits: Tensor, samples: Sequence[SampleRow]) -> StepOutput:
+    """Choose one token for each of ``samples`` from ``logits`` [S, V], float32, which it may overwrite.
+
+    A row without a usable maximum (NaN, infinities, everything masked) becomes a failure of that row alone.
+    """
+    _mask_until_min_tokens(logits, samples)
+    best, best_ids = logits.max(dim=-1)  # a NaN anywhere in a row makes its maximum NaN
+    chosen: list[int] = best_ids.tolist()
+    finite = torch.isfinite(best).tolist()
+    failures = {index: "the logits are not finite" for index, usable in enumerate(finite) if not usable}
+    drawn = [i for i, row in enumerate(samples) if row.sampling.temperature > 0 and finite[i]]
+    if drawn:
+        rows = logits[drawn].cpu().numpy()
+        for index, token in zip(drawn, _draw(rows, [samples[i] for i in drawn]), strict=True):
+            chosen[index] = token
+    return StepOutput(chosen, failures)
+
+
+def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float64]:
+    """One number in [0, 1) per (seed, position), the same on every machine.
+
+    splitmix64's output function (Steele, Lea, Flood 2014) applied twice: mix(mix(seed + GAMMA) + position * GAMMA), of
+    which the upper 53 bits are the number.
+    """
+    state = _mix(np.array(seeds, dtype=np.uint64) + _GAMMA)
+    mixed = _mix(state + np.array(positions, dtype=np.uint64) * _GAMMA)
+    return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def _mask_until_min_tokens(logits: Tensor, samples: Sequence[SampleRow]) -> None:
+    vocab_size = logits.shape[-1]
+    for index, row in enumerate(samples):
+        if row.position - row.num_prompt < row.sampling.min_tokens:
+            stops = [token for token in columns.unpack(row.sampling.stop_token_ids) if token < vocab_size]
+            logits[index, stops] = float("-inf")
+
+
+def _draw(logits: NDArray[np.float32], samples: Sequence[SampleRow]) -> list[int]:
+    """One token for each row of ``logits`` [S, V], which it overwrites."""
+    temperatures = np.array([[row.sampling.temperature] for row in samples], dtype=np.float32)
+    logits -= logits.max(axis=1, keepdims=True)  # the best is 0: no temperature can overflow
+    with np.errstate(over="ignore"):  # a far worse one divided by a tiny temperature is -inf, as it should be
+        logits /= temperatures
+    weights = np.exp(logits)
+    for row_weights, row in zip(weights, samples, strict=True):
+        _filter(row_weights, row.sampling)
+    numbers = uniforms([row.sampling.seed for row in samples], [row.position for row in samples])
+    return _inverse(weights, numbers)
+
+
+def _inverse(weights: NDArray[np.float32], numbers: NDArray[np.float64]) -> list[int]:
+    """Inverse of each row's cumulative distribution over token ids, at one number in [0, 1) a row.
+
+    Sums are float64: first of spans of 64 tokens, then over the spans, then inside the one that is hit.
+    """
+    spans = np.pad(weights, ((0, 0), (0, -weights.shape[1] % _SPAN))).reshape(len(weights), -1, _SPAN)
+    reached = np.cumsum(spans.astype(np.float64).sum(axis=2), axis=1)
+    chosen = []
+    for row_spans, row_reached, number in zip(spans, reached, numbers, strict=True):
+        target = number * row_reached[-1]
+        span = _first_above(row_reached, target)
+        before = row_reached[span - 1] if span else 0.0
+        chosen.append(span * _SPAN + _first_above(before + np.cumsum(row_spans[span], dtype=np.float64), target))
+    return chosen
+
+
+def _first_above(cumulative: NDArray[np.float64], target: float) -> int:
+    """The first index that exceeds ``target``, or, where rounding leaves none, the last one that adds anything."""
+    last_to_add = np.searchsorted(cumulative, cumulative[-1], side="left")
+    return int(min(np.searchsorted(cumulative, target, side="right"), last_to_add))
+
+
+def _filter(weights: NDArray[np.float32], sampling: Sampling) -> None:
+    """Zero what top_k, then top_p of what is left, then min_p exclude, in one row whose best token weighs 1.
+
+    Tokens that weigh exactly as much as the last one let through are let through too.
+    """
+    if 0 < sampling.top_k < len(weights):
+        weights[weights < _largest(weights, sampling.top_k)[-1]] = 0
+    if sampling.top_p < 1:
+        weights[weights < _nucleus_floor(weights, sampling.top_p)] = 0
+    if sampling.min_p > 0:
+        weights[weights < sampling.min_p] = 0
+
+
+def _nucleus_floor(weights: NDArray[np.float32], top_p: float) -> float:
+    """Weight of the last of the fewest largest tokens that together reach ``top_p`` of the row's weight."""
+    wanted = top_p * np.cumsum(weights, dtype=np.float64)[-1]
+    largest = _largest(weights, min(_NUCLEUS_CANDIDATES, len(weights)))
+    reached = np.cumsum(largest, dtype=np.float64)
+    if reached[-1] < wanted:
+        largest = _largest(weights, len(weights))
+        reached = np.cumsum(largest, dtype=np.float64)
+    return float(largest[min(np.searchsorted(reached, wanted), len(largest) - 1)])
+
+
+def _largest(weights: NDArray[np.float32], count: int) -> NDArray[np.float32]:
+    """The ``count`` largest weights, in descending order."""
+    largest = np.partition(weights, len(weights) - count)[len(weights) - count :]
+    largest.sort()
+    return largest[::-1]
