@@ -120,7 +120,7 @@ def test_what_is_no_number_of_bytes(text: str) -> None:
 
 
 def visible_options() -> dict[str, Any]:
-    command = typer.main.get_command(cli.app)
+    command: Any = typer.main.get_command(cli.app)
     return {f"--{each.name.replace('_', '-')}": each for each in command.commands["up"].params if not each.hidden}
 
 
