@@ -87,7 +87,9 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 def first(step: int, lane: int = 0, block: int = 0, epoch: int = EPOCH) -> BatchPlan:
     """Admit a lane with the prompt 65, 66, 67 and sample its first token."""
-    return batch_plan(epoch, step, step - 1, admits=[admit(lane, [65, 66, 67], [block])], work=[Work(lane, 0, 3, True)])
+    return batch_plan(
+        epoch, step, step - 1, admits=[admit(lane, [65, 66, 67], [block, block + 1])], work=[Work(lane, 0, 3, True)]
+    )
 
 
 def decode(step: int, start: int, confirmed: int | None = None, lane: int = 0) -> BatchPlan:
