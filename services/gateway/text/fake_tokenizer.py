@@ -27,7 +27,7 @@ def fake_tokenizer() -> tokenizer.Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(text, special=True) for text in fake_model.SPECIAL_TOKENS])
-    model = PreTrainedTokenizerFast(
+    model = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=CHAT_TEMPLATE
     )
     return tokenizer.Tokenizer(model, fake_model.TOKENIZER_DIGEST)

@@ -7,7 +7,6 @@ for what a model folder means (special tokens, chat template) and tokenizers for
 import hashlib
 import json
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,13 @@ class Tokenizer:
         self._backend.no_truncation()
         self._backend.no_padding()
         self.digest = digest
+        self.is_byte_level = _is_byte_level(self._backend)
+        """Whether every token stands for fixed bytes and a text is simply their concatenation."""
+        self.token_bytes = _token_bytes(self._backend) if self.is_byte_level else []
+        """Byte-level tokenizers: the bytes of each id, special tokens spelled out, none for an unused id."""
+        added = self._backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        """Ids left out of a text when special tokens are skipped."""
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer":
@@ -58,27 +64,16 @@ class Tokenizer:
         )
         return str(rendered)
 
-    @cached_property
-    def is_byte_level(self) -> bool:
-        """Whether every token stands for fixed bytes and a text is simply their concatenation."""
-        decoder = json.loads(self._backend.to_str())["decoder"]
-        return decoder is not None and decoder["type"] == "ByteLevel"
 
-    @cached_property
-    def token_bytes(self) -> list[bytes]:
-        """Byte-level tokenizers: the bytes of each id, special tokens spelled out, none for an unused id."""
-        byte_of = {char: value for value, char in enumerate(byte_level_alphabet())}
-        table = []
-        for token_id in range(self._backend.get_vocab_size(with_added_tokens=True)):
-            token = self._backend.id_to_token(token_id)
-            table.append(_bytes_of(token, byte_of) if token is not None else b"")
-        return table
+def _is_byte_level(backend: Backend) -> bool:
+    decoder = json.loads(backend.to_str())["decoder"]
+    return decoder is not None and decoder["type"] == "ByteLevel"
 
-    @cached_property
-    def special_ids(self) -> frozenset[int]:
-        """Ids left out of a text when special tokens are skipped."""
-        added = self._backend.get_added_tokens_decoder()
-        return frozenset(token_id for token_id, token in added.items() if token.special)
+
+def _token_bytes(backend: Backend) -> list[bytes]:
+    byte_of = {char: value for value, char in enumerate(byte_level_alphabet())}
+    spelled = map(backend.id_to_token, range(backend.get_vocab_size(with_added_tokens=True)))
+    return [_bytes_of(token, byte_of) if token is not None else b"" for token in spelled]
 
 
 def byte_level_alphabet() -> list[str]:

@@ -1,0 +1,190 @@
+"""From checked settings and token ids to the HTTP answer, streamed or whole: what both endpoints share.
+
+Headers leave once the scheduler has accepted every choice; until then, whatever goes wrong is a status of its own.
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Sequence
+from time import perf_counter
+from typing import Any, ClassVar
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from services.gateway.api.errors import ApiError, internal, invalid
+from services.gateway.api.observe import note_of
+from services.gateway.api.settings import Settings
+from services.gateway.choice import Choice, Update
+from services.gateway.failures import log_failure
+from services.gateway.gateway import Gateway
+from services.gateway.generation import ClientGone, Generation
+from services.gateway.sse import DONE, KEEP_ALIVE, Events, error_event, join
+from services.gateway.text.detokenizer import detokenizer
+from services.gateway.usage import Usage
+from shared.wire.facts import ModelFacts
+
+_log = logging.getLogger(__name__)
+
+MAX_CHOICES_IN_ALL = 2048
+
+
+class Answer(ABC):
+    """An ASGI response. Subclasses give it the shape of their endpoint."""
+
+    id_prefix: ClassVar[str]
+    object_name: ClassVar[str]
+    events_class: ClassVar[type[Events]]
+
+    def __init__(self, gateway: Gateway, settings: Settings, prompts: Sequence[list[int]], facts: ModelFacts) -> None:
+        """Raises ApiError (400) for what the model's facts do not allow."""
+        if len(prompts) * settings.n > MAX_CHOICES_IN_ALL:
+            raise invalid(f"n times the number of prompts must not be above {MAX_CHOICES_IN_ALL}", "n")
+        self._gateway = gateway
+        self._settings = settings
+        self._prompts = prompts
+        self._id = f"{self.id_prefix}-{secrets.token_hex(12)}"
+        self._created = int(time.time())
+        self._model = gateway.options.served_model_name
+        choices = [self._choice(index, facts) for index in range(len(prompts) * settings.n)]
+        self._usage = Usage(prompts, choices, settings.n)
+        self._generation = Generation(choices, gateway.streams, gateway.metrics)
+
+    def _choice(self, index: int, facts: ModelFacts) -> Choice:
+        settings = self._settings
+        prompt = self._prompts[index // settings.n]
+        submit = settings.submit(f"{self._id}-{index}", prompt, index % settings.n, facts)
+        text = detokenizer(self._gateway.tokenizer, prompt, skip_special_tokens=settings.skip_special_tokens)
+        return Choice(index, text, settings.stops, submit)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Generate and send. The requests of the choices are over when this returns, however it returns."""
+        generation = self._generation
+        note = note_of(scope)
+        watch = asyncio.create_task(_watch(receive, generation))
+        try:
+            await generation.start()
+            self._gateway.metrics.prompt_tokens.inc(self._usage.prompt_tokens)
+            if self._settings.stream:
+                await self._stream(send, note.arrived)
+            else:
+                response = self._whole(await generation.finished())
+                self._gateway.metrics.time_to_first_token.observe(perf_counter() - note.arrived)
+                await response(scope, receive, send)
+            self._measure(note.arrived)
+        except ApiError as error:
+            await error.response()(scope, receive, send)
+        except ClientGone:
+            note.client_gone = True
+        except Exception as error:
+            log_failure(_log, "an answer", error)
+            await internal().response()(scope, receive, send)
+        finally:
+            watch.cancel()
+            generation.close()
+            finishes = ",".join(sorted({choice.finish or "none" for choice in generation.choices}))
+            note.detail = f"prompt={self._usage.prompt_tokens} output={self._usage.completion_tokens} finish={finishes}"
+
+    # Streamed.
+
+    async def _stream(self, send: Send, arrived: float) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._generation.on_overflow = task.cancel
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        is_first = True
+        try:
+            async with contextlib.aclosing(self.events()) as events:
+                async for body in events:
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+                    if is_first and body is not KEEP_ALIVE:
+                        self._gateway.metrics.time_to_first_token.observe(perf_counter() - arrived)
+                        is_first = False
+        except asyncio.CancelledError:
+            if not self._generation.overflowed:
+                raise
+            _log.warning("cut off a client that did not read its stream")
+            return
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def events(self) -> AsyncGenerator[bytes]:
+        """The body of a stream, piece by piece; closing it at any point cancels the request. Raises ClientGone."""
+        generation = self._generation
+        events = self._events()
+        try:
+            async with contextlib.aclosing(generation.updates()) as batches:
+                async for updates in batches:
+                    if not updates:
+                        yield KEEP_ALIVE
+                    elif body := events.chunks(updates):
+                        yield body
+            error = generation.error
+        except ClientGone:
+            raise
+        except Exception as failure:
+            log_failure(_log, "a stream", failure)
+            error = internal()
+        yield (events.usage_chunk() if error is None else error_event(error.body())) + DONE
+
+    def _events(self) -> Events:
+        settings = self._settings
+        return self.events_class(
+            self._id,
+            self._created,
+            self._model,
+            self._usage,
+            self._prompts,
+            n=settings.n,
+            with_usage=settings.include_usage,
+            with_usage_always=settings.continuous_usage,
+            with_token_ids=settings.return_token_ids,
+        )
+
+    # Whole.
+
+    def _whole(self, updates: list[list[Update]]) -> Response:
+        choices = []
+        for index, several in enumerate(updates):
+            update = join(several)
+            choice = {"index": index, **self.choice(update), "logprobs": None, "finish_reason": update.finish}
+            if self._settings.return_token_ids:
+                choice["token_ids"] = update.token_ids
+            choices.append(choice)
+        body: dict[str, Any] = {
+            "id": self._id,
+            "object": self.object_name,
+            "created": self._created,
+            "model": self._model,
+            "choices": choices,
+            "usage": self._usage.plain(),
+        }
+        if self._settings.return_token_ids:
+            self.add_prompt_ids(body, self._prompts, self._settings.n)
+        return Response(msgspec.json.encode(body), media_type="application/json")
+
+    @abstractmethod
+    def choice(self, update: Update) -> dict[str, Any]:
+        """The text of one choice of a whole answer, in the endpoint's shape."""
+
+    @abstractmethod
+    def add_prompt_ids(self, body: dict[str, Any], prompts: Sequence[list[int]], n: int) -> None:
+        """Put the prompts' ids where the endpoint has them."""
+
+    def _measure(self, arrived: float) -> None:
+        metrics = self._gateway.metrics
+        metrics.e2e_latency.observe(perf_counter() - arrived)
+        metrics.request_prompt_tokens.observe(self._usage.prompt_tokens)
+        metrics.request_generation_tokens.observe(self._usage.completion_tokens)
+
+
+async def _watch(receive: Receive, generation: Generation) -> None:
+    """Wait for the client to leave; it has nothing more to say."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    generation.gone()

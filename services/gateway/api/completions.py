@@ -1,0 +1,64 @@
+"""``POST /v1/completions``."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import Request
+
+from services.gateway.api.answer import Answer
+from services.gateway.api.endpoint import gateway_of
+from services.gateway.api.errors import invalid
+from services.gateway.api.prompts import Prompt, check_token_ids, prompts_of
+from services.gateway.api.schema import CompletionRequest, parse
+from services.gateway.api.settings import settings_of
+from services.gateway.choice import Update
+from services.gateway.gateway import Gateway
+from services.gateway.sse import CompletionEvents
+
+
+class CompletionAnswer(Answer):
+    """Text as it is."""
+
+    id_prefix = "cmpl"
+    object_name = "text_completion"
+    events_class = CompletionEvents
+
+    def choice(self, update: Update) -> dict[str, Any]:
+        """See ``Answer``."""
+        return {"text": update.text}
+
+    def add_prompt_ids(self, body: dict[str, Any], prompts: Sequence[list[int]], n: int) -> None:
+        """See ``Answer``."""
+        for choice in body["choices"]:
+            choice["prompt_token_ids"] = prompts[choice["index"] // n]
+
+
+async def completions(request: Request) -> Answer:
+    """Continue each prompt."""
+    gateway = gateway_of(request)
+    fields = parse(await request.body(), CompletionRequest)
+    gateway.check_model(fields.model)
+    given = prompts_of(fields.prompt)
+    facts = gateway.facts()
+    settings = settings_of(fields, facts, gateway.new_seed())
+    for prompt in given:
+        if not isinstance(prompt, str):
+            check_token_ids(prompt, facts.vocab_size, "prompt")
+    prompts = await _encoded(gateway, given, fields.add_special_tokens is not False)
+    return CompletionAnswer(gateway, settings, prompts, facts)
+
+
+async def _encoded(gateway: Gateway, given: Sequence[Prompt], add_special_tokens: bool) -> list[list[int]]:
+    def encode() -> list[list[int]]:
+        tokenizer = gateway.tokenizer
+        return [
+            tokenizer.encode(prompt, add_special_tokens=add_special_tokens) if isinstance(prompt, str) else prompt
+            for prompt in given
+        ]
+
+    if not any(isinstance(prompt, str) for prompt in given):
+        return [prompt for prompt in given if not isinstance(prompt, str)]
+    prompts = await gateway.in_thread(encode)
+    if not all(prompts):
+        raise invalid("prompt must have at least one token", "prompt")
+    return prompts

@@ -1,0 +1,79 @@
+"""What a client is told when something is wrong, in OpenAI's shape. Raised anywhere in the gateway; pure data.
+
+``ApiError`` before the first byte is the response; after it, one event of the stream.
+"""
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+}
+RETRY_AFTER_S = 1
+
+
+class ApiError(Exception):
+    """An answer that is an error. ``message`` is for the client; it is never logged, as it may quote the request."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    def body(self) -> bytes:
+        """The JSON object with its one key ``error``."""
+        fallback = "invalid_request_error" if self.status < 500 else "server_error"
+        error: dict[str, Any] = {
+            "message": self.message,
+            "type": TYPES.get(self.status, fallback),
+            "param": self.param,
+            "code": self.code,
+        }
+        return msgspec.json.encode({"error": error})
+
+    def response(self) -> Response:
+        """The whole HTTP answer."""
+        return Response(self.body(), self.status, self.headers, media_type="application/json")
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """400: the request itself is wrong."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def unavailable(message: str) -> ApiError:
+    """503: nothing is wrong with the request; try again soon."""
+    return ApiError(503, message, code="unavailable", headers={"Retry-After": str(RETRY_AFTER_S)})
+
+
+def internal(message: str = "internal error") -> ApiError:
+    """500: our fault."""
+    return ApiError(500, message, code="internal_error")
+
+
+async def http_exception(request: Request, error: Exception) -> Response:
+    """Starlette's own refusals (no such route, wrong method, body too large) in our shape."""
+    assert isinstance(error, HTTPException)
+    message = str(error.detail or HTTPStatus(error.status_code).phrase)
+    return ApiError(error.status_code, message, headers=error.headers).response()

@@ -1,0 +1,96 @@
+"""Middleware that turns requests away: while draining, without a key, with too large a body. Plain ASGI."""
+
+import hashlib
+import hmac
+from collections.abc import Callable, Iterable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.gateway.api.errors import ApiError, unavailable
+
+OPEN_PATHS = ("/health", "/ready")
+"""Answered without a key, and while draining."""
+MAX_BODY_BYTES = 8 * 1024 * 1024
+
+
+class Drain:
+    """While draining: 503, and the connection closes so that the client's next request goes elsewhere."""
+
+    def __init__(self, app: ASGIApp, draining: Callable[[], bool]) -> None:
+        self._app = app
+        self._draining = draining
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or not."""
+        if scope["type"] != "http" or not self._draining() or scope["path"] in (*OPEN_PATHS, "/metrics"):
+            await self._app(scope, receive, send)
+            return
+        error = unavailable("the server is shutting down")
+        error.headers["Connection"] = "close"
+        await error.response()(scope, receive, send)
+
+
+class ApiKeys:
+    """Asks for ``Authorization: Bearer KEY``. Keeps only hashes and compares in constant time; deny by default."""
+
+    def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
+        self._app = app
+        self._hashes = [_hash(key.encode()) for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or not."""
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._allowed(scope):
+            await self._app(scope, receive, send)
+            return
+        error = ApiError(401, "a valid API key is needed", code="invalid_api_key")
+        error.headers["WWW-Authenticate"] = "Bearer"
+        await error.response()(scope, receive, send)
+
+    def _allowed(self, scope: Scope) -> bool:
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        if len(given) != 1:
+            return False
+        scheme, _, key = given[0].partition(b" ")
+        if scheme.lower() != b"bearer":
+            return False
+        digest = _hash(key.strip())
+        matches = [hmac.compare_digest(digest, known) for known in self._hashes]  # all of them, whatever matches
+        return any(matches)
+
+
+def _hash(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+class BodyLimit:
+    """Refuses a body of more than ``MAX_BODY_BYTES``, announced or not."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int = MAX_BODY_BYTES) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on. Reading past the limit raises ApiError (413) in the endpoint."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        for name, value in scope["headers"]:
+            if name == b"content-length" and value.isdigit() and int(value) > self._max_bytes:
+                await self._too_large().response()(scope, receive, send)
+                return
+        num_bytes = 0
+
+        async def limited() -> Message:
+            nonlocal num_bytes
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            if num_bytes > self._max_bytes:
+                raise self._too_large()
+            return message
+
+        await self._app(scope, limited, send)
+
+    def _too_large(self) -> ApiError:
+        error = ApiError(413, f"the request body is larger than {self._max_bytes} bytes", code="body_too_large")
+        error.headers["Connection"] = "close"
+        return error

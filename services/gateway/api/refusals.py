@@ -1,0 +1,83 @@
+"""Request fields that would change the output and cannot be honoured: refused by name, never silently ignored.
+
+Called by ``services.gateway.api.schema``; pure. A value that asks for nothing (null, the field's neutral value) passes.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from services.gateway.api.errors import invalid
+
+
+def _is(*neutral: Any) -> Callable[[Any], bool]:
+    """Equal to one of ``neutral``, where true and 1 are not the same."""
+    return lambda value: any(value == item and isinstance(value, bool) == isinstance(item, bool) for item in neutral)
+
+
+def _plain_text(value: Any) -> bool:
+    return isinstance(value, dict) and value == {"type": "text"}
+
+
+_nothing = _is("", [], {}, False)
+_zero = _is(0, 0.0)
+
+NEUTRAL: dict[str, Callable[[Any], bool]] = {
+    "allowed_token_ids": _nothing,
+    "audio": _nothing,
+    "bad_words": _nothing,
+    "best_of": _is(1),
+    "chat_template": _nothing,
+    "chat_template_kwargs": _nothing,
+    "documents": _nothing,
+    "echo": _is(False),
+    "frequency_penalty": _zero,
+    "functions": _nothing,
+    "guided_choice": _nothing,
+    "guided_grammar": _nothing,
+    "guided_json": _nothing,
+    "guided_regex": _nothing,
+    "include_stop_str_in_output": _is(False),
+    "length_penalty": _is(1, 1.0),
+    "logit_bias": _nothing,
+    "logprobs": _is(False),
+    "modalities": _is(["text"]),
+    "presence_penalty": _zero,
+    "prompt_logprobs": _is(False),
+    "repetition_penalty": _is(1, 1.0),
+    "response_format": _plain_text,
+    "structured_outputs": _nothing,
+    "suffix": _nothing,
+    "tools": _nothing,
+    "top_logprobs": _zero,
+    "truncate_prompt_tokens": _nothing,
+    "use_beam_search": _is(False),
+    "web_search_options": _nothing,
+}
+"""Field -> does this value ask for nothing?"""
+
+IGNORED = frozenset(NEUTRAL) | {
+    "function_call",
+    "metadata",
+    "parallel_tool_calls",
+    "prediction",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "reasoning_effort",
+    "request_id",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "tool_choice",
+    "user",
+    "verbosity",
+}
+"""Fields that are known and need no line in the log: harmless without effect, or dealt with here."""
+
+
+def refuse_unsupported(fields: dict[str, Any]) -> None:
+    """Raise ApiError (400) for the first field, by name, whose value asks for what is not there."""
+    for name in sorted(fields.keys() & NEUTRAL.keys()):
+        value = fields[name]
+        if value is None or NEUTRAL[name](value) or (name == "tools" and fields.get("tool_choice") == "none"):
+            continue
+        raise invalid(f"{name} is not supported", name, "unsupported_parameter")

@@ -1,0 +1,134 @@
+"""The requests of ``/v1/chat/completions`` and ``/v1/completions``: JSON to checked structs.
+
+Every number is bounded here, once. Unknown fields are ignored and logged once per name; what would change the output
+and cannot be honoured is refused by name (``services.gateway.api.refusals``). Called by the two endpoints; pure.
+"""
+
+import logging
+import re
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from services.gateway.api.errors import ApiError, invalid
+from services.gateway.api.refusals import IGNORED, refuse_unsupported
+
+_log = logging.getLogger(__name__)
+
+MAX_CHOICES = 128
+MAX_STOPS = 16
+MAX_STOP_CHARS = 1024
+MAX_STOP_TOKEN_IDS = 256
+
+Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
+
+
+class StreamOptions(Struct):
+    """``stream_options``; null means the default."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationRequest(Struct, kw_only=True):
+    """What both endpoints share. A field that is null is as one that is absent."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Share | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Share | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    max_tokens: Count | None = None
+    min_tokens: Count | None = None
+    stop: Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[list[int], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    deadline_ms: Annotated[int, Meta(ge=0, le=2**53)] | None = None
+    cache_salt: Annotated[str, Meta(max_length=1024)] | None = None
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    """``POST /v1/completions``."""
+
+    prompt: Any = None
+    """A string, token ids, or a list of either; see ``services.gateway.api.prompts``."""
+
+
+class ChatRequest(GenerationRequest, kw_only=True):
+    """``POST /v1/chat/completions``."""
+
+    messages: Any = None
+    max_completion_tokens: Count | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+
+Schema = TypeVar("Schema", bound=GenerationRequest)
+
+
+class UnknownFields:
+    """Names of ignored fields, each logged once; a client cannot make it grow without end."""
+
+    MAX_NAMES = 200
+    MAX_CHARS = 60
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def note(self, name: str) -> None:
+        """Log ``name`` unless it was before, or too many others were."""
+        name = name[: self.MAX_CHARS]
+        if name not in self._seen and len(self._seen) < self.MAX_NAMES:
+            self._seen.add(name)
+            _log.info("ignoring the unknown request field %r", name)
+
+
+unknown_fields = UnknownFields()
+
+
+def parse(body: bytes, schema: type[Schema]) -> Schema:
+    """Read a request body. Raises ApiError (400) that names the field at fault."""
+    plain = _json_object(body)
+    try:
+        request = msgspec.convert(plain, schema)
+    except msgspec.ValidationError as error:
+        raise _invalid_field(str(error)) from None
+    refuse_unsupported(plain)
+    for name in plain.keys() - schema.__struct_fields__ - IGNORED:
+        unknown_fields.note(name)
+    if request.stream_options is not None and not request.stream:
+        raise invalid("stream_options is only allowed with stream set to true", "stream_options")
+    return request
+
+
+def _json_object(body: bytes) -> dict[str, Any]:
+    try:
+        plain = msgspec.json.decode(body)
+    except msgspec.ValidationError as error:
+        raise _invalid_field(str(error)) from None
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        detail = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise invalid(f"the request body is not valid JSON: {detail}", code="invalid_json") from None
+    if not isinstance(plain, dict):
+        raise invalid("the request body must be a JSON object", code="invalid_json")
+    return plain
+
+
+def _invalid_field(detail: str) -> ApiError:
+    """msgspec ends its messages with the place: ``Expected `int`, got `str` - at `$.n```."""
+    message, _, place = detail.partition(" - at `$.")
+    path = place.rstrip("`")
+    if not path:
+        return invalid(detail)
+    return invalid(f"{path}: {message}", re.split(r"[.\[]", path)[0])

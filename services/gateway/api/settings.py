@@ -1,0 +1,141 @@
+"""From a parsed request and the model's facts to what every choice of it is generated with.
+
+All the choices where servers differ (docs/api.md) are made here: what counts as greedy, what is off, what is cut to
+the context and what is refused. Called by the endpoints; pure.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.gateway.api.errors import invalid
+from services.gateway.api.prompts import check_token_ids
+from services.gateway.api.schema import ChatRequest, GenerationRequest
+from shared.wire import tokens
+from shared.wire.facts import ModelFacts
+from shared.wire.gateway import Submit
+from shared.wire.sampling import Sampling
+
+GREEDY_BELOW = 1e-5
+COMPLETION_MAX_TOKENS = 16
+"""Of /v1/completions, when the request does not say: OpenAI's default."""
+SEED_MASK = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all choices of one request share."""
+
+    n: int
+    seed: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    max_tokens: int | None
+    """As asked for; None is up to the context."""
+    min_tokens: int
+    stops: tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
+    masked_ids: bytes
+    """Column: ids that may not be sampled before ``min_tokens``."""
+    ignore_eos: bool
+    skip_special_tokens: bool
+    return_token_ids: bool
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    priority: int
+    deadline_ms: int
+    salt: str
+
+    def submit(self, request_id: str, prompt: Sequence[int], choice: int, facts: ModelFacts) -> Submit:
+        """The wire message of one choice of one prompt. Raises ApiError (400) for a prompt that leaves no room."""
+        room = facts.context_len - len(prompt)
+        if room <= 0:
+            raise invalid(
+                f"the prompt has {len(prompt)} tokens, but the model's context length is {facts.context_len} tokens "
+                "and at least one must be left for the answer",
+                code="context_length_exceeded",
+            )
+        max_tokens = min(room, self.max_tokens or room)
+        min_tokens = min(self.min_tokens, max_tokens)
+        sampling = Sampling(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            seed=choice_seed(self.seed, choice),
+            min_tokens=min_tokens,
+            stop_token_ids=self.masked_ids if min_tokens else b"",
+        )
+        return Submit(
+            request_id=request_id,
+            prompt=tokens.pack(prompt),
+            sampling=sampling,
+            max_tokens=max_tokens,
+            stop_token_ids=tokens.pack(self.stop_token_ids),
+            ignore_eos=self.ignore_eos,
+            priority=self.priority,
+            salt=self.salt,
+            deadline_ms=self.deadline_ms,
+        )
+
+
+def settings_of(request: GenerationRequest, facts: ModelFacts, fallback_seed: int) -> Settings:
+    """Normalise a request. ``fallback_seed`` is for one that brings none. Raises ApiError (400)."""
+    stop_token_ids = tuple(request.stop_token_ids or ())
+    check_token_ids(stop_token_ids, facts.vocab_size, "stop_token_ids")
+    temperature = 1.0 if request.temperature is None else request.temperature
+    top_p = 1.0 if request.top_p is None else request.top_p
+    greedy = temperature < GREEDY_BELOW or top_p == 0
+    top_k = request.top_k or 0
+    seed = fallback_seed if request.seed is None or request.seed == -1 else request.seed & SEED_MASK
+    max_tokens, min_tokens = _token_limits(request)
+    stream_options = request.stream_options
+    return Settings(
+        n=request.n or 1,
+        seed=seed,
+        temperature=0.0 if greedy else temperature,
+        top_k=top_k if 0 < top_k < facts.vocab_size else 0,
+        top_p=top_p or 1.0,
+        min_p=request.min_p or 0.0,
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        stops=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
+        stop_token_ids=stop_token_ids,
+        masked_ids=tokens.pack(sorted({*facts.eos_token_ids, *stop_token_ids})),
+        ignore_eos=bool(request.ignore_eos),
+        skip_special_tokens=request.skip_special_tokens is not False,
+        return_token_ids=bool(request.return_token_ids),
+        stream=bool(request.stream),
+        include_usage=stream_options is not None and bool(stream_options.include_usage),
+        continuous_usage=stream_options is not None and bool(stream_options.continuous_usage_stats),
+        priority=request.priority or 0,
+        deadline_ms=request.deadline_ms or 0,
+        salt=request.cache_salt or "",
+    )
+
+
+def _token_limits(request: GenerationRequest) -> tuple[int | None, int]:
+    """max_tokens (None: up to the context) and min_tokens."""
+    name, max_tokens = "max_tokens", request.max_tokens
+    if isinstance(request, ChatRequest):
+        if request.max_completion_tokens is not None:
+            name, max_tokens = "max_completion_tokens", request.max_completion_tokens
+    elif max_tokens is None:
+        max_tokens = COMPLETION_MAX_TOKENS
+    if max_tokens == 0:
+        raise invalid(f"{name} must be at least 1", name)
+    min_tokens = request.min_tokens or 0
+    if max_tokens is not None and min_tokens > max_tokens:
+        raise invalid(f"min_tokens ({min_tokens}) must not be above {name} ({max_tokens})", "min_tokens")
+    return max_tokens, min_tokens
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """The seed of one of several choices; the first is what a request for one choice gets."""
+    if choice == 0:
+        return seed
+    digest = hashlib.blake2b(f"{seed} {choice}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") & SEED_MASK

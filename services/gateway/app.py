@@ -1,0 +1,45 @@
+"""The ASGI application: routes, and the middleware around them from the outside in."""
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from services.gateway.api import chat, completions, models, ops
+from services.gateway.api.endpoint import endpoint
+from services.gateway.api.errors import http_exception
+from services.gateway.api.guards import ApiKeys, BodyLimit, Drain
+from services.gateway.api.observe import Observe
+from services.gateway.gateway import Gateway
+
+
+def create_app(gateway: Gateway) -> ASGIApp:
+    """Everything that HTTP reaches. CORS is outermost: refusals carry its headers, and preflights need no key."""
+    routes = [
+        Route("/v1/chat/completions", endpoint(chat.chat), methods=["POST"]),
+        Route("/v1/completions", endpoint(completions.completions), methods=["POST"]),
+        Route("/v1/models", endpoint(models.models)),
+        Route("/v1/models/{model:path}", endpoint(models.model)),
+        Route("/health", endpoint(ops.health)),
+        Route("/ready", endpoint(ops.ready)),
+        Route("/metrics", endpoint(ops.metrics)),
+        Route("/debug/state", endpoint(ops.debug_state)),
+    ]
+    starlette = Starlette(routes=routes, exception_handlers={HTTPException: http_exception})
+    starlette.state.gateway = gateway
+    options = gateway.options
+    app: ASGIApp = BodyLimit(starlette)
+    if options.api_keys:
+        app = ApiKeys(app, options.api_keys)
+    app = Drain(app, lambda: gateway.draining)
+    app = Observe(app, gateway.metrics)
+    if options.cors_origins:
+        app = CORSMiddleware(
+            app,
+            allow_origins=options.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
+    return app

@@ -1,0 +1,163 @@
+"""One gateway process from start to exit code: logging, the listening socket, signals, draining.
+
+Called by ``tools``. Owns uvicorn's server; the rest is ``services.gateway.gateway``'s.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+import uvloop
+
+from services.gateway.app import create_app
+from services.gateway.gateway import Gateway, load_tokenizer
+from services.gateway.options import GatewayOptions
+from services.gateway.text.tokenizer import Tokenizer
+from shared import log
+from shared import metrics as metrics_server
+from shared.net.crash import Crash
+
+_log = logging.getLogger(__name__)
+
+MISCONFIGURED = os.EX_CONFIG
+"""Exit code of a mistake that a restart will not mend."""
+KEEP_ALIVE_S = 75
+"""Longer than the 60 s after which proxies drop idle connections: the server must not be first."""
+STALLED_CLIENT_MS = 60_000
+"""A connection whose client takes nothing for so long is reset by the kernel."""
+SHUTDOWN_S = 3
+"""For answers on their way out after draining."""
+POLL_S = 0.02
+
+
+def run(options: GatewayOptions) -> int:
+    """Serve until told to stop; returns the exit code."""
+    log.setup("gateway", options.log_level)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    try:
+        tokenizer = load_tokenizer(options)
+    except Exception as error:  # tokenizers raises bare Exception for a file it cannot read
+        _log.error("cannot read the tokenizer in %r: %s", options.model, error)
+        return MISCONFIGURED
+    try:
+        listener = listening_socket(options)
+    except OSError as error:
+        _log.error("cannot listen on %s:%d: %s", options.host, options.port, error.strerror or error)
+        return MISCONFIGURED
+    return uvloop.run(serve(options, tokenizer, listener))
+
+
+def listening_socket(options: GatewayOptions) -> socket.socket:
+    """The inherited socket, or a new one. Raises OSError."""
+    if options.fd is not None:
+        listener = socket.socket(fileno=options.fd)
+    else:
+        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+        listener = socket.create_server((options.host, options.port), family=family, backlog=2048)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALLED_CLIENT_MS)
+    return listener
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, leaving signals to us."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Do nothing: ``Stop`` has them."""
+        yield
+
+
+class Stop:
+    """Signals: the first asks to drain, the second to end now."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.now = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._signalled)
+
+    def _signalled(self) -> None:
+        self.now = self.asked.is_set()
+        self.asked.set()
+
+
+async def serve(options: GatewayOptions, tokenizer: Tokenizer, listener: socket.socket) -> int:
+    """Serve on ``listener`` until a signal; returns the exit code. Raises what broke the link's callbacks."""
+    crash = Crash()
+    stop = Stop()
+    gateway = Gateway(options, tokenizer, crash.report)
+    server = http_server(gateway)
+    try:
+        own_port = _metrics_server(gateway)
+    except OSError as error:
+        _log.error("cannot serve metrics on %s:%s: %s", options.host, options.metrics_port, error.strerror or error)
+        return MISCONFIGURED
+    try:
+        gateway.start()
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        _log.info("listening on %s", address_of(listener))
+        await _first(serving, asyncio.create_task(stop.asked.wait()), asyncio.create_task(crash.wait()))
+        await _drain(gateway, server, stop)
+        await serving
+    finally:
+        await gateway.close()
+        if own_port is not None:
+            own_port.close()
+    return 0
+
+
+def _metrics_server(gateway: Gateway) -> metrics_server.MetricsServer | None:
+    options = gateway.options
+    if options.metrics_port is None:
+        return None
+    registry = gateway.metrics.registry
+    return metrics_server.serve(options.host, options.metrics_port, registry, lambda: (True, "ok"))
+
+
+def http_server(gateway: Gateway) -> Server:
+    """uvicorn as we want it: quiet, on the running loop, h1 only."""
+    config = uvicorn.Config(
+        create_app(gateway),
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=SHUTDOWN_S,
+    )
+    return Server(config)
+
+
+def address_of(listener: socket.socket) -> str:
+    """The URL of a listening socket."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def _first(*tasks: asyncio.Task[object]) -> None:
+    """Wait for the first to end and raise what it raised; the first task is not cancelled, the others are."""
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks[1:]:
+        task.cancel()
+    for task in done:
+        task.result()
+
+
+async def _drain(gateway: Gateway, server: Server, stop: Stop) -> None:
+    """Refuse new work, let live requests end within the time for it, then end them with an error."""
+    gateway.draining = True
+    requests = server.server_state.tasks
+    _log.info("draining %d requests for up to %g s", len(requests), gateway.options.drain_timeout_s)
+    deadline = asyncio.get_running_loop().time() + gateway.options.drain_timeout_s
+    while requests and not stop.now and asyncio.get_running_loop().time() < deadline:
+        await asyncio.sleep(POLL_S)
+    gateway.streams.fail_all("the server is shutting down")
+    server.should_exit = True
+    server.force_exit = stop.now
