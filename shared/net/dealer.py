@@ -87,7 +87,6 @@ class Dealer(Generic[Incoming]):
         self._interval_s = interval_s
         self._timeout_s = timeout_s
         self._on_crash = on_crash
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._state = _State.CLOSED
         self._link: LoopSocket | None = None
         self._session_id = session.NO_SESSION
@@ -101,7 +100,12 @@ class Dealer(Generic[Incoming]):
         """Connect and say hello; needs a running loop. Raises zmq.ZMQError for an endpoint that is none."""
         assert self._state is _State.CLOSED
         self._callbacks = Callbacks(self._on_crash)
-        self._connect()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        try:
+            self._connect()
+        except zmq.ZMQError:
+            self._context.destroy()
+            raise
         self._timer = self._callbacks.later(self._interval_s, self._tick)
 
     def send(self, message: Struct) -> bool:

@@ -74,7 +74,6 @@ class Router(Generic[Incoming]):
         self._interval_s = interval_s
         self._timeout_s = timeout_s
         self._on_crash = on_crash
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._sessions: dict[str, _Session] = {}
         self._greeting: set[str] = set()  # said hello, not answered yet
         self._losses: dict[str, str] = {}  # sessions that ended, the handler not told yet
@@ -83,11 +82,12 @@ class Router(Generic[Incoming]):
 
     def bind(self, endpoint: str) -> str:
         """Bind and begin to serve; returns the real address (of ``tcp://host:0``, too). Raises zmq.ZMQError."""
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         socket = options.router_socket(self._context)
         try:
             socket.bind(endpoint)
         except zmq.ZMQError:
-            socket.close()
+            self._context.destroy()
             raise
         address = cast(bytes, socket.getsockopt(zmq.LAST_ENDPOINT))
         self._callbacks = Callbacks(self._on_crash)
@@ -138,7 +138,7 @@ class Router(Generic[Incoming]):
                 self._probe.cancel()
             self._link.close(options.FLUSH_MS)
             self._link = None
-        await asyncio.to_thread(self._context.term)
+            await asyncio.to_thread(self._context.term)
 
     # Receiving.
 

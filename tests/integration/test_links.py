@@ -433,4 +433,8 @@ async def test_a_port_that_is_taken_is_an_error() -> None:
         second = RouterEnd()
         with pytest.raises(zmq.ZMQError, match="in use"):
             second.router.bind(address)
-        await second.router.close()
+
+
+async def test_an_endpoint_that_is_none_is_an_error() -> None:
+    with pytest.raises(zmq.ZMQError):
+        DealerEnd("nonsense").dealer.start()

@@ -1,0 +1,157 @@
+"""A scheduler process from start to end. Called by the command line; owns signals, metrics and the exit code."""
+
+import asyncio
+import concurrent.futures
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import uvloop
+import zmq
+from prometheus_client import CollectorRegistry
+
+from services.scheduler.core.limits import Settings
+from services.scheduler.core.machine import Scheduler
+from services.scheduler.metrics import CoreCollector, Figures, StepMetrics
+from services.scheduler.options import SchedulerOptions
+from services.scheduler.shell import Shell
+from shared import log as logs
+from shared import metrics as metrics_server
+from shared.net.crash import Crash
+
+_log = logging.getLogger(__name__)
+
+EXIT_STOPPED = 0
+EXIT_CRASHED = 1
+EXIT_CONFIGURATION = 78
+"""sysexits.h EX_CONFIG: a restart will not mend it."""
+
+LOOP_ANSWER_S = 2.0
+"""How long a scrape or a health check waits for the event loop."""
+
+
+class _Misconfigured(Exception):
+    """The user's mistake, in one line."""
+
+
+def run(options: SchedulerOptions) -> int:
+    """Run a scheduler until it is told to stop. Returns the process's exit code."""
+    logs.setup("scheduler", options.log_level)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_serve(options))
+    except _Misconfigured as error:
+        _log.error("%s", error)
+        return EXIT_CONFIGURATION
+    except Exception as error:
+        # Nothing is lost: executors rejoin the next scheduler, and gateways submit their live streams to it again.
+        _log.critical("the scheduler crashed: %s: %s", type(error).__name__, error)
+        return EXIT_CRASHED
+
+
+async def _serve(options: SchedulerOptions) -> int:
+    """Serve until a signal (returns the exit code) or a crash (raises it)."""
+    loop = asyncio.get_running_loop()
+    crash = Crash()
+    crash.watch(loop)
+    stopped = _on_signals(loop)
+    registry = CollectorRegistry()
+    core = Scheduler(epoch=time.time_ns() // 1_000_000, settings=_settings(options))
+    shell = Shell(core, StepMetrics(registry), crash.report)
+    server: metrics_server.MetricsServer | None = None
+    ends: list[asyncio.Future[int]] = [asyncio.ensure_future(crash.wait()), stopped]
+    try:
+        gateways, executors = _bind(shell, options)
+        server = _serve_metrics(options, registry, loop, shell)
+        _log.info("epoch %d: gateways at %s, executors at %s", core.epoch, gateways, executors)
+        done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        return next(end for end in ends if end in done).result()
+    finally:
+        for end in ends:
+            end.cancel()
+        if server is not None:
+            await asyncio.to_thread(server.close)  # a scrape in progress may be waiting for the loop
+        await shell.close()
+
+
+def _settings(options: SchedulerOptions) -> Settings:
+    try:
+        return Settings(
+            max_inflight=options.max_inflight,
+            max_step_tokens=options.max_step_tokens,
+            recovery_timeout_ms=round(options.recovery_timeout_s * 1000),
+            step_timeout_ms=round(options.step_timeout_s * 1000),
+            max_queue=options.max_queue,
+        )
+    except ValueError as error:
+        raise _Misconfigured(str(error)) from error
+
+
+def _bind(shell: Shell, options: SchedulerOptions) -> tuple[str, str]:
+    try:
+        return shell.bind(options.gateways_endpoint, options.executors_endpoint)
+    except zmq.ZMQError as error:
+        raise _Misconfigured(
+            f"cannot listen on {options.gateways_endpoint} and {options.executors_endpoint}: {error}"
+        ) from error
+
+
+def _on_signals(loop: asyncio.AbstractEventLoop) -> "asyncio.Future[int]":
+    """The future that SIGTERM or SIGINT resolves; a second signal ends the process at once."""
+    stopped: asyncio.Future[int] = loop.create_future()
+
+    def signalled() -> None:
+        if stopped.done():
+            os._exit(EXIT_CRASHED)
+        _log.info("stopping")
+        stopped.set_result(EXIT_STOPPED)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signalled)
+    return stopped
+
+
+def _serve_metrics(
+    options: SchedulerOptions, registry: CollectorRegistry, loop: asyncio.AbstractEventLoop, shell: Shell
+) -> metrics_server.MetricsServer | None:
+    if options.metrics_port is None:
+        return None
+    figures = _LoopReader(loop, shell.figures)
+    registry.register(CoreCollector(figures.read))
+    try:
+        server = metrics_server.serve(options.host, options.metrics_port, registry, figures.health)
+    except OSError as error:
+        raise _Misconfigured(f"cannot serve metrics on {options.host}:{options.metrics_port}: {error}") from error
+    _log.info("metrics are on http://%s:%d/metrics", options.host, server.port)
+    return server
+
+
+class _LoopReader:
+    """Lets the metrics server's threads read figures that belong to the event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, read: Callable[[], Figures]) -> None:
+        self._loop = loop
+        self._read = read
+        self._last = read()
+
+    def read(self) -> Figures:
+        """Fresh figures; the last ones while the loop is busy for longer than ``LOOP_ANSWER_S``."""
+        answer: concurrent.futures.Future[Figures] = concurrent.futures.Future()
+        self._loop.call_soon_threadsafe(lambda: answer.set_result(self._read()))
+        try:
+            self._last = answer.result(LOOP_ANSWER_S)
+        except TimeoutError:
+            _log.warning("the event loop has not answered a scrape within %g s", LOOP_ANSWER_S)
+        return self._last
+
+    def health(self) -> tuple[bool, str]:
+        """Whether the event loop turns."""
+        turned: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._loop.call_soon_threadsafe(turned.set_result, None)
+        try:
+            turned.result(LOOP_ANSWER_S)
+        except TimeoutError:
+            return False, f"the event loop has not answered within {LOOP_ANSWER_S:g} s"
+        return True, "ok"
