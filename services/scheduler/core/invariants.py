@@ -55,12 +55,8 @@ def _check_lanes(executor: Executor) -> None:
         )
         _require(len(lane.tokens) < request.limit, "a finished request runs", request)
         _require(lane.slots == len(lane.table) * executor.limits.block_size, "B5: slots and table differ", request)
-        _require(lane.slots >= lane.scheduled, "B5: the table is shorter than what is scheduled", request)
-        _require(
-            lane.slots - lane.scheduled < executor.limits.block_size or request.failures > 0 or _rolled_back(lane),
-            "B5: the table is longer than what is scheduled",
-            request,
-        )
+        needed = executor.blocks_for(max(lane.scheduled, lane.reached))
+        _require(len(lane.table) == needed, f"B5: {len(lane.table)} blocks where {needed} are needed", request)
     numbers = sorted([*executor.lanes, *executor.free_lanes])
     _require(numbers == list(range(len(numbers))), f"lanes of {executor.id} are {numbers}")
     _require(len(numbers) == min(executor.limits.num_lanes, executor.max_rows), f"{executor.id} lost a lane")
@@ -68,11 +64,6 @@ def _check_lanes(executor: Executor) -> None:
     for lane in executor.lanes.values():
         priorities[lane.request.rank.priority] = priorities.get(lane.request.rank.priority, 0) + 1
     _require(priorities == executor.priorities, f"{executor.id} miscounts its priorities")
-
-
-def _rolled_back(lane: Lane) -> bool:
-    """Whether a failed step left the table longer than it need be: appends of a failed plan count."""
-    return lane.computed == lane.scheduled
 
 
 def _check_steps(executor: Executor, max_inflight: int) -> None:

@@ -23,6 +23,7 @@ class Lane:
         "executor",
         "number",
         "promised",
+        "reached",
         "request",
         "scheduled",
         "seq",
@@ -40,7 +41,9 @@ class Lane:
         """The request's own list: the tokens whose values are known here."""
         self.table: list[int] = []
         self.slots = 0
-        """Tokens the table holds. Never cut: after a failed step it may be longer than ``scheduled`` asks for."""
+        """Tokens the table holds."""
+        self.reached = 0
+        """The most that was scheduled before a failed step: appends of a failed plan count, so the table stays long."""
         self.cached = 0
         self.computed = 0
         """Tokens whose KV a confirmed step has written."""
@@ -57,6 +60,7 @@ class Lane:
 
     def roll_back(self) -> None:
         """What was scheduled and is not confirmed will not happen."""
+        self.reached = max(self.reached, self.scheduled)
         self.scheduled = self.computed
         self.promised = 0
 

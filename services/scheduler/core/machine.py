@@ -44,6 +44,7 @@ class Scheduler:
         self.ledger = Ledger(settings, self.executors)
         self._planner = Planner(epoch, self.ledger)
         self._announced = self._availability()
+        self._fleet_changed = False
 
     @property
     def counters(self) -> Counters:
@@ -74,6 +75,8 @@ class Scheduler:
                 touched = self._executor_left(event)
             case TimePassed():
                 touched = self._time_passed()
+        if self._fleet_changed:
+            self._announce()
         if ledger.queue.version != queue_version:
             touched = list(self.executors.values())
         self._plan(touched)
@@ -181,8 +184,8 @@ class Scheduler:
 
     def _lose(self, executor: Executor, why: str, culprits_known: bool = False) -> None:
         del self.executors[executor.id]
+        self._fleet_changed = True
         results.lose_executor(executor, why, culprits_known, self.ledger)
-        self._announce()
 
     def _submitted(self, event: Submitted) -> list[Executor]:
         if event.gateway in self.ledger.requests:
@@ -224,7 +227,7 @@ class Scheduler:
         executor = Executor(event.executor, event.hello, self.settings.max_step_tokens)
         self.executors[event.executor] = executor
         self.ledger.outbox.put(ToExecutor(event.executor, ExecutorWelcome(self.epoch)))
-        self._announce()
+        self._fleet_changed = True
         self.ledger.executor_joined()
         return list(self.executors.values())
 
@@ -265,6 +268,7 @@ class Scheduler:
 
     def _announce(self) -> None:
         """Tell all gateways when what can be served has changed."""
+        self._fleet_changed = False
         availability = self._availability()
         if availability != self._announced:
             self._announced = availability

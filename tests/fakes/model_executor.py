@@ -1,0 +1,170 @@
+"""A whole executor in the test's own thread: the real lane mirror and fake backend, driven plan by plan.
+
+``PlanOracle`` is an independent reading of the plans, made only from their bytes and the answers: it knows what the
+scheduler may send next.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.executor.backend import StepError, StepOutput
+from services.executor.backends.fake import FakeBackend
+from services.executor.batch import StepBatch
+from services.executor.stepper import Stepper
+from shared.wire import codec, tokens
+from shared.wire.executor import BatchFailed, BatchPlan, BatchResult, ExecutorHello, appends_of, work_of
+from shared.wire.facts import ExecutorLimits, ModelFacts
+
+
+class FaultyBackend(FakeBackend):
+    """Fails the next step that computes anything, as told."""
+
+    def __init__(self, facts: ModelFacts, limits: ExecutorLimits) -> None:
+        super().__init__(facts, limits)
+        self.fault: Callable[[StepBatch], StepError | None] | None = None
+        self.spoil: Callable[[StepBatch], dict[int, str]] | None = None
+
+    def run(self, batch: StepBatch) -> StepOutput:
+        """Write KV first: a step that fails may well have written some."""
+        output = super().run(batch)
+        if self.fault is not None:
+            fault, self.fault = self.fault, None
+            error = fault(batch)
+            if error is not None:
+                raise error
+        if self.spoil is not None:
+            spoil, self.spoil = self.spoil, None
+            output = StepOutput(output.tokens, spoil(batch))
+        return output
+
+
+class ModelExecutor:
+    """Holds plans until it is told to run one."""
+
+    def __init__(self, executor_id: str, facts: ModelFacts, limits: ExecutorLimits, max_inflight: int) -> None:
+        self.id = executor_id
+        self.limits = limits
+        self.max_inflight = max_inflight
+        self.backend = FaultyBackend(facts, limits)
+        self.stepper = Stepper(self.backend)
+        self.hello = ExecutorHello(executor_id, 1, facts, limits, "cpu", "fake")
+        self.plans: deque[BatchPlan] = deque()
+        self.oracle = PlanOracle(limits)
+        self.hangs = False
+
+    def receive(self, plan: BatchPlan) -> None:
+        """Take a plan off the wire."""
+        plan = codec.scheduler_to_executor.decode(codec.encode(plan))
+        self.plans.append(plan)
+        assert len(self.plans) <= self.max_inflight, "more steps in flight than allowed"
+        self.oracle.planned(plan)
+
+    def run(self) -> BatchResult | BatchFailed:
+        """Run the oldest plan."""
+        answer = self.stepper.step(self.plans.popleft())
+        assert not (isinstance(answer, BatchFailed) and answer.kind == "bad_plan"), answer.detail
+        self.oracle.answered(answer)
+        return codec.executor_to_scheduler.decode(codec.encode(answer))
+
+    def restart(self) -> None:
+        """A new session: nothing of the old one counts."""
+        self.stepper.reset()
+        self.plans.clear()
+        self.oracle = PlanOracle(self.limits)
+        self.hangs = False
+
+
+@dataclass
+class OracleLane:
+    """One lane as the plans tell it."""
+
+    seq: int
+    known: int
+    blocks: list[int]
+    scheduled: int = 0
+    computed: int = 0
+    reached: int = 0
+
+    @property
+    def pending(self) -> int:
+        return self.known - self.scheduled
+
+
+@dataclass
+class SentStep:
+    """Work of a plan not answered yet: each lane's seq and end, and whether it samples."""
+
+    number: int
+    rows: list[tuple[int, int, int, bool]]
+    doomed: bool = False
+
+
+class PlanOracle:
+    """Checks P1-P4 and B5 on every plan, and tells which lanes a plan left out (for P6)."""
+
+    def __init__(self, limits: ExecutorLimits) -> None:
+        self.limits = limits
+        self.lanes: dict[int, OracleLane] = {}
+        self.sent: deque[SentStep] = deque()
+        self.next_step = 0
+        self.confirmed = -1
+        self.left_out: list[OracleLane] = []
+        """Lanes with one token to compute that the latest plan does not work on."""
+        self.num_rows = 0
+
+    def planned(self, plan: BatchPlan) -> None:
+        """Check a plan against all plans and answers before it."""
+        assert plan.step == self.next_step, "steps are numbered without gaps"
+        assert plan.confirmed == self.confirmed, "the plan names the last step that was answered"
+        self.next_step += 1
+        for number in tokens.unpack(plan.retires):
+            del self.lanes[number]
+        for admit in plan.admits:
+            assert admit.lane not in self.lanes
+            self.lanes[admit.lane] = OracleLane(admit.seq, tokens.count(admit.tokens), tokens.unpack(admit.blocks))
+        for lane, block in appends_of(plan):
+            self.lanes[lane].blocks.append(block)
+        work = work_of(plan)
+        assert sum(row.num_tokens for row in work) <= self.limits.max_step_tokens, "P1"
+        assert len({row.lane for row in work}) == len(work), "P2"
+        worked = {row.lane for row in work}
+        self.left_out = [lane for number, lane in self.lanes.items() if lane.pending == 1 and number not in worked]
+        step = SentStep(plan.step, [])
+        for row in work:
+            lane = self.lanes[row.lane]
+            end = row.start + row.num_tokens
+            assert row.num_tokens > 0, "no work is empty"
+            assert row.start == lane.scheduled, "P3: ranges tile the sequence"
+            assert end <= lane.known, "P3"
+            assert row.sample == (end == lane.known), "P4"
+            lane.scheduled = end
+            lane.known += row.sample
+            step.rows.append((row.lane, lane.seq, end, row.sample))
+        for lane in self.lanes.values():
+            needed = -(-max(lane.scheduled, lane.reached) // self.limits.block_size)
+            assert len(lane.blocks) == needed, "B5"
+        self.sent.append(step)
+
+    def answered(self, answer: BatchResult | BatchFailed) -> None:
+        """Follow an answer, which the scheduler is about to get."""
+        step = self.sent.popleft()
+        assert step.number == answer.step
+        self.confirmed = step.number
+        if isinstance(answer, BatchResult):
+            for number, seq, end, _ in step.rows:
+                lane = self.lanes.get(number)
+                if lane is not None and lane.seq == seq:
+                    lane.computed = end
+        elif not step.doomed:
+            for failed in [step, *self.sent]:
+                failed.doomed = True
+                self._roll_back(failed)
+
+    def _roll_back(self, step: SentStep) -> None:
+        for number, seq, _, sample in step.rows:
+            lane = self.lanes.get(number)
+            if lane is not None and lane.seq == seq:
+                lane.reached = max(lane.reached, lane.scheduled)
+                lane.scheduled = lane.computed
+                lane.known -= sample

@@ -1,0 +1,403 @@
+"""A tiny world around the real scheduler core: gateways, executors with the real lane mirror, time, and what may befall.
+
+Every event goes through ``World.happen``, which carries the actions out, checks every message against what an
+undisturbed run would have brought, and checks the scheduler's invariants. Nothing here sleeps or knows real time.
+"""
+
+from dataclasses import dataclass, field
+from functools import cache
+
+import msgspec
+
+from services.executor.backend import StepError
+from services.executor.backends.fake import FakeBackend
+from services.executor.stepper import Stepper
+from services.scheduler.core import invariants
+from services.scheduler.core.actions import Action, DropExecutor, RefuseExecutor, ToExecutor, ToGateway
+from services.scheduler.core.admission import fits_ever
+from services.scheduler.core.events import (
+    Cancelled,
+    Event,
+    ExecutorJoined,
+    ExecutorLeft,
+    GatewayJoined,
+    GatewayLeft,
+    StepDone,
+    StepFailed,
+    Submitted,
+    TimePassed,
+)
+from services.scheduler.core.ledger import SUSPECT_FAILURES
+from services.scheduler.core.limits import Settings
+from services.scheduler.core.machine import Scheduler
+from shared.wire import tokens
+from shared.wire.executor import Admit, BatchPlan, BatchResult, ExecutorWelcome, Work, batch_plan
+from shared.wire.facts import ExecutorLimits, ModelFacts
+from shared.wire.gateway import Accepted, Availability, Delta, GatewayWelcome, Rejected, Submit, Tokens
+from shared.wire.sampling import Sampling
+from tests.fakes.model_executor import ModelExecutor
+
+VOCAB = 2
+EOS = 1
+CONTEXT = 24
+FACTS = ModelFacts("tiny", VOCAB, CONTEXT, [EOS], "fake")
+
+
+@cache
+def undisturbed(prompt: bytes, sampling: Sampling, num_tokens: int, vocab_size: int, context_len: int) -> list[int]:
+    """The tokens that follow a prompt, by an executor of one lane that is never disturbed; stops are not looked at."""
+    facts = ModelFacts("undisturbed", vocab_size, context_len, [], "fake")
+    num_blocks = -(-context_len // 4)
+    stepper = Stepper(FakeBackend(facts, ExecutorLimits(num_blocks, 4, 1, context_len)))
+    blocks = tokens.pack(range(num_blocks))
+    num_prompt = tokens.count(prompt)
+    plan = batch_plan(0, 0, -1, admits=[Admit(0, 0, prompt, num_prompt, 0, blocks, sampling)])
+    output: list[int] = []
+    start = 0
+    while len(output) < num_tokens:
+        plan = msgspec.structs.replace(
+            plan, **_work_columns(Work(0, start, num_prompt + len(output) - start, True)), step=len(output)
+        )
+        answer = stepper.step(plan)
+        assert isinstance(answer, BatchResult), answer
+        start = num_prompt + len(output)
+        output += tokens.unpack(answer.sample_tokens)
+        plan = batch_plan(0, len(output), len(output) - 1)
+    return output
+
+
+def _work_columns(work: Work) -> dict[str, bytes]:
+    plan = batch_plan(0, 0, 0, work=[work])
+    return {name: getattr(plan, name) for name in ("work_lanes", "work_starts", "work_counts", "work_samples")}
+
+
+@dataclass
+class Stream:
+    """One request as its gateway sees it."""
+
+    submit: Submit
+    facts: ModelFacts
+    pool_slots: int | None
+    """Tokens every executor's pool holds, if all hold the same."""
+    tokens: list[int] = field(default_factory=list)
+    end: str = ""
+    usage: tuple[int, int] | None = None
+    error: str = ""
+    cancelled: bool = False
+    blamed: bool = False
+    accepted: bool = False
+
+    @property
+    def num_prompt(self) -> int:
+        return tokens.count(self.submit.prompt)
+
+    @property
+    def most_tokens(self) -> int:
+        limit = min(self.num_prompt + self.submit.max_tokens, self.facts.context_len)
+        return min(limit, self.pool_slots or limit) - self.num_prompt
+
+    def expected(self) -> tuple[list[int], str]:
+        """All output tokens and the finish reason of an undisturbed run."""
+        vocab_size, context_len = self.facts.vocab_size, self.facts.context_len
+        output = undisturbed(self.submit.prompt, self.submit.sampling, self.most_tokens, vocab_size, context_len)
+        stops = set(tokens.unpack(self.submit.stop_token_ids))
+        if not self.submit.ignore_eos:
+            stops |= set(self.facts.eos_token_ids)
+        for index, token in enumerate(output):
+            if token in stops and index >= self.submit.sampling.min_tokens:
+                return output[: index + 1], "stop"
+        return output, "length"
+
+    def receive(self, delta: Delta) -> None:
+        """R2, R3 and transparency: what comes is what an undisturbed run brings next, and nothing after the end."""
+        assert not self.end, "R2: something follows the terminal message"
+        assert self.accepted, "a delta before Accepted"
+        self.tokens += tokens.unpack(delta.token_ids)
+        output, reason = self.expected()
+        assert self.tokens == output[: len(self.tokens)], f"R3: {self.tokens} is no beginning of {output}"
+        if delta.finish is None:
+            assert delta.token_ids, "an empty delta"
+            assert len(self.tokens) < len(output), "a stream goes on after its end"
+            return
+        self.end, self.error = delta.finish, delta.error
+        assert delta.usage is not None
+        assert (delta.usage.prompt_tokens, delta.usage.completion_tokens) == (self.num_prompt, len(self.tokens))
+        if delta.finish == "length" and self.pool_slots is None:
+            return  # cut to the largest of pools that differ: any beginning may be all
+        if delta.finish in ("stop", "length"):
+            assert (self.tokens, self.end) == (output, reason), f"{self.tokens} {self.end}, not {output} {reason}"
+            assert (delta.stop_token_id == self.tokens[-1]) if reason == "stop" else (delta.stop_token_id == -1)
+        elif delta.finish == "cancelled":
+            assert self.cancelled
+        else:
+            assert delta.error
+
+
+class World:
+    """One scheduler at a time and its peers."""
+
+    def __init__(self, settings: Settings, facts: ModelFacts = FACTS, pool_slots: int | None = None) -> None:
+        self.settings = settings
+        self.facts = facts
+        self.pool_slots = pool_slots
+        self.now_ms = 0
+        self.epoch = 0
+        self.scheduler = Scheduler(self.epoch, settings)
+        self.executors: dict[str, ModelExecutor] = {}
+        self.streams: dict[str, dict[str, Stream]] = {}
+        self.past: list[Stream] = []
+        """Streams that ended, and those of gateways that left."""
+        self.log: list[tuple[Event, int]] = []
+        self.actions: list[list[Action]] = []
+        self.availability: dict[str, bool] = {}
+        self.mishaps = 0
+        """Failed steps and lost executors."""
+        self.numbers = 0
+
+    # What may happen.
+
+    def join_gateway(self) -> str:
+        name = f"gateway-{self._number()}"
+        self.streams[name] = {}
+        self.happen(GatewayJoined(name))
+        return name
+
+    def leave_gateway(self, name: str) -> None:
+        self.past += self.streams.pop(name).values()
+        self.happen(GatewayLeft(name))
+
+    def join_executor(self, limits: ExecutorLimits) -> ModelExecutor:
+        executor = ModelExecutor(f"executor-{self._number()}", self.facts, limits, self.settings.max_inflight)
+        self.executors[executor.id] = executor
+        self.happen(ExecutorJoined(executor.id, executor.hello))
+        return executor
+
+    def kill_executor(self, executor_id: str) -> None:
+        del self.executors[executor_id]
+        self.mishaps += 1
+        self.happen(ExecutorLeft(executor_id, "killed"))
+
+    def submit(self, gateway: str, prompt: list[int], max_tokens: int, **fields: object) -> Stream:
+        sampling_fields = {name: fields.pop(name) for name in ("seed", "min_tokens") if name in fields}
+        sampling = Sampling(stop_token_ids=tokens.pack(self.facts.eos_token_ids), **sampling_fields)  # type: ignore[arg-type]
+        request_id = str(fields.pop("request_id", f"r{self._number()}"))
+        submit = Submit(request_id, tokens.pack(prompt), sampling, max_tokens, **fields)  # type: ignore[arg-type]
+        stream = self.streams[gateway].setdefault(request_id, Stream(submit, self.facts, self.pool_slots))
+        self.happen(Submitted(gateway, submit))
+        return stream
+
+    def cancel(self, gateway: str, request_id: str) -> None:
+        if request_id in self.streams[gateway]:
+            self.streams[gateway][request_id].cancelled = True
+        self.happen(Cancelled(gateway, request_id))
+        assert request_id not in self.streams[gateway], "a cancelled stream has its terminal message at once"
+
+    def run_step(self, executor_id: str) -> bool:
+        """Run and deliver an executor's oldest plan; False when it has none or hangs."""
+        executor = self.executors[executor_id]
+        if not executor.plans or executor.hangs:
+            return False
+        answer = executor.run()
+        if isinstance(answer, BatchResult):
+            self.happen(StepDone(executor_id, answer))
+        else:
+            self.mishaps += answer.kind == "error"
+            if answer.fatal:
+                del self.executors[executor_id]
+            self.happen(StepFailed(executor_id, answer))
+        return True
+
+    def fail_next_step(self, executor_id: str, blame_row: int | None, fatal: bool = False) -> None:
+        """Make the next step with work fail; ``blame_row`` names a culprit."""
+
+        def fault(batch: object) -> StepError:
+            lanes = [batch.lanes[blame_row % len(batch.lanes)]] if blame_row is not None else []  # type: ignore[attr-defined]
+            self._blame(executor_id, lanes)
+            return StepError("told to fail", lanes=lanes, fatal=fatal)
+
+        self.executors[executor_id].backend.fault = fault
+
+    def spoil_next_sample(self, executor_id: str, row: int) -> None:
+        """Make one sample of the next step fail by itself."""
+
+        def spoil(batch: object) -> dict[int, str]:
+            samples = batch.samples  # type: ignore[attr-defined]
+            if not samples:
+                return {}
+            self._blame(executor_id, [samples[row % len(samples)].lane])
+            return {row % len(samples): "told to spoil"}
+
+        self.executors[executor_id].backend.spoil = spoil
+
+    def _blame(self, executor_id: str, numbers: list[int]) -> None:
+        for lane in self.scheduler.executors[executor_id].lanes.values():
+            if lane.number in numbers:
+                request = lane.request
+                self.streams[request.gateway][request.submit.request_id].blamed = True
+
+    def pass_time(self, ms: int) -> None:
+        self.now_ms += ms
+        deadline = self.scheduler.next_deadline_ms()
+        if deadline is not None and deadline <= self.now_ms:
+            self.happen(TimePassed())
+
+    def restart_scheduler(self, executors_first: bool) -> None:
+        """The scheduler dies; its successor hears every hello again, and live streams are submitted with their output."""
+        self.check_replay()
+        self.log, self.actions = [], []
+        self.epoch += 1
+        self.scheduler = Scheduler(self.epoch, self.settings)
+        if executors_first:
+            self._rejoin_executors()
+        for gateway, streams in self.streams.items():
+            self.happen(GatewayJoined(gateway))
+            for stream in list(streams.values()):
+                stream.accepted = False
+                again = msgspec.structs.replace(stream.submit, output=tokens.pack(stream.tokens))
+                self.happen(Submitted(gateway, again))
+        if not executors_first:
+            self._rejoin_executors()
+
+    def _rejoin_executors(self) -> None:
+        for executor in list(self.executors.values()):
+            executor.restart()
+            self.happen(ExecutorJoined(executor.id, executor.hello))
+
+    # What follows.
+
+    def happen(self, event: Event) -> list[Action]:
+        """Let the scheduler handle an event and carry its actions out."""
+        actions = self.scheduler.handle(event, self.now_ms)
+        self.log.append((event, self.now_ms))
+        self.actions.append(actions)
+        for action in actions:
+            self._carry_out(action)
+        self.check()
+        return actions
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case ToExecutor(executor_id, message):
+                if isinstance(message, BatchPlan):
+                    self._receive_plan(self.executors[executor_id], message)
+                else:
+                    assert isinstance(message, ExecutorWelcome)
+            case DropExecutor(executor_id) | RefuseExecutor(executor_id):
+                self.mishaps += 1
+                self.executors.pop(executor_id, None)
+            case ToGateway(gateway, message):
+                self._receive(gateway, message)
+
+    def _receive_plan(self, executor: ModelExecutor, plan: BatchPlan) -> None:
+        executor.receive(plan)
+        core = self.scheduler.executors[executor.id]
+        by_seq = {lane.seq: lane.request for lane in core.lanes.values()}
+        if any(step.solo for step in core.inflight):
+            return
+        for left_out in executor.oracle.left_out:
+            request = by_seq.get(left_out.seq)
+            if request is not None and left_out.known < request.limit:
+                raise AssertionError(f"P6: a running decode is not in the plan\n{request.tell()}")
+
+    def _receive(self, gateway: str, message: object) -> None:
+        match message:
+            case GatewayWelcome() | Availability():
+                assert message.ready == bool(self.scheduler.executors)
+                known = self.availability.get(gateway)
+                assert isinstance(message, GatewayWelcome) or known is not None
+                self.availability[gateway] = message.ready
+            case Accepted(request_id):
+                assert not self.streams[gateway][request_id].accepted
+                self.streams[gateway][request_id].accepted = True
+            case Rejected(request_id):
+                stream = self.streams[gateway].pop(request_id)
+                assert not stream.accepted, "R2: an accepted request is rejected"
+                stream.end = "rejected"
+                self.past.append(stream)
+            case Tokens(items):
+                ids = [delta.request_id for delta in items]
+                assert len(set(ids)) == len(ids), "one delta a request and event"
+                for delta in items:
+                    stream = self.streams[gateway][delta.request_id]
+                    stream.receive(delta)
+                    if stream.end:
+                        self._check_error(stream)
+                        self.past.append(self.streams[gateway].pop(delta.request_id))
+            case _:
+                raise AssertionError(f"an unexpected message: {message}")
+
+    def _check_error(self, stream: Stream) -> None:
+        """A stream ends with an error only for a reason that is its own, or that no other executor could mend."""
+        if stream.end != "error":
+            return
+        if stream.error.startswith("told to"):
+            assert stream.blamed, "a neighbour pays for another request's failure"
+        elif stream.error.startswith("given up after"):
+            assert self.mishaps >= 3
+        elif "no executor" in stream.error:
+            assert not any(fits(stream, executor) for executor in self.executors.values())
+        else:
+            assert "do not fit" in stream.error or "context length" in stream.error, stream.error
+
+    def check(self) -> None:
+        """Invariants of the scheduler, and that no executor idles while a request waits that it could take."""
+        invariants.check(self.scheduler)
+        ledger = self.scheduler.ledger
+        for executor_id, core in self.scheduler.executors.items():
+            if not core.inflight:
+                self._check_mirror(self.executors[executor_id])
+                for lane in core.lanes.values():
+                    assert lane.known >= lane.request.limit, f"a lane rests\n{lane.request.tell()}"
+                if not core.lanes:
+                    for request in ledger.queue.all():
+                        assert not fits_ever(request, core), f"needless waiting\n{request.tell()}"
+
+    def _check_mirror(self, executor: ModelExecutor) -> None:
+        """P5: the executor holds exactly what the scheduler believes, but for retires that are still to be sent."""
+        core = self.scheduler.executors[executor.id]
+        mirror = executor.stepper.lanes
+        assert not core.retires, "retires wait although nothing is in flight"
+        assert sorted(core.lanes) == mirror.open_lanes(), "P5"
+        for number, lane in core.lanes.items():
+            assert mirror.view(number) == (lane.seq, lane.tokens, lane.computed, lane.table), "P5"
+
+    def check_replay(self) -> None:
+        """R13: the same events give the same actions, to the byte."""
+        again = Scheduler(self.epoch, self.settings)
+        for (event, now_ms), actions in zip(self.log, self.actions, strict=True):
+            assert msgspec.msgpack.encode(again.handle(event, now_ms)) == msgspec.msgpack.encode(actions), "R13"
+
+    def drain(self, most_steps: int = 20_000) -> None:
+        """R10, R11: with a live executor everything ends in a bounded number of steps and leaves nothing anywhere."""
+        for _ in range(most_steps):
+            if not any([self.run_step(executor_id) for executor_id in list(self.executors)]):
+                deadline = self.scheduler.next_deadline_ms()
+                if deadline is None:
+                    break
+                self.pass_time(max(0, deadline - self.now_ms))
+        else:
+            raise AssertionError("R10: the world does not come to rest")
+        assert not any(self.streams.values()), "R10: a stream has no end"
+        assert self.scheduler.ledger.num_waiting == self.scheduler.ledger.num_running == 0, "R11"
+        for core in self.scheduler.executors.values():
+            assert core.pool.num_free == core.pool.num_blocks, "R11: a block is not free"
+            assert not (core.lanes or core.inflight or core.retires), "R11"
+        self.check_replay()
+
+    def has_suspects(self) -> bool:
+        """Whether some request is due to be tried alone."""
+        return any(
+            request.failures >= SUSPECT_FAILURES
+            for requests in self.scheduler.ledger.requests.values()
+            for request in requests.values()
+        )
+
+    def _number(self) -> int:
+        self.numbers += 1
+        return self.numbers
+
+
+def fits(stream: Stream, executor: ModelExecutor) -> bool:
+    """Whether an executor's empty pool holds a stream's tokens and one more."""
+    slots = executor.limits.num_blocks * executor.limits.block_size
+    return stream.num_prompt + len(stream.tokens) + 1 <= slots
