@@ -4,6 +4,7 @@ Listens to its stream and tells its ``Generation``. What comes after a stop stri
 not in the ids, not in the usage.
 """
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from services.gateway.streams import Stream, Streams
@@ -25,6 +26,22 @@ class Update(NamedTuple):
     num_tokens: int
     """Of the choice so far, these included."""
     finish: Finish | None
+
+
+def merged(updates: list[Update]) -> list[Update]:
+    """One update per choice, in the order in which they first appear."""
+    of_choice: dict[int, list[Update]] = {}
+    for update in updates:
+        of_choice.setdefault(update.choice, []).append(update)
+    return [join(several) for several in of_choice.values()]
+
+
+def join(updates: Sequence[Update]) -> Update:
+    """Several updates of one choice as one."""
+    last = updates[-1]
+    text = "".join(update.text for update in updates)
+    token_ids = [token_id for update in updates for token_id in update.token_ids]
+    return Update(last.choice, text, token_ids, last.num_tokens, last.finish)
 
 
 class ChoiceSink(Protocol):

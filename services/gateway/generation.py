@@ -10,7 +10,7 @@ from time import perf_counter
 
 from services.gateway.api import errors
 from services.gateway.api.errors import ApiError
-from services.gateway.choice import Choice, Update
+from services.gateway.choice import Choice, Update, merged
 from services.gateway.metrics import Metrics
 from services.gateway.streams import Streams
 from shared.wire.gateway import Rejected
@@ -82,15 +82,17 @@ class Generation:
     async def updates(self) -> AsyncGenerator[list[Update]]:
         """What came since the last time, until the end or an error (see ``error``); empty: time for a sign of life.
 
-        Raises ClientGone.
+        What came while the reader was sending shows that the client is behind, and is one update per choice. Raises
+        ClientGone.
         """
         self._live = True
         self._keep_alive = self._loop.call_later(KEEP_ALIVE_S, self._silence)
         try:
             while True:
                 if self._waiting:
-                    batch, self._waiting, self._num_waiting_tokens = self._waiting, [], 0
-                    yield batch
+                    yield self._take()
+                    if self._waiting:
+                        yield merged(self._take())
                 elif self._gone:
                     raise ClientGone
                 elif self.error is not None or not self._num_open:
@@ -103,6 +105,10 @@ class Generation:
         finally:
             self._keep_alive.cancel()
             self.close()
+
+    def _take(self) -> list[Update]:
+        updates, self._waiting, self._num_waiting_tokens = self._waiting, [], 0
+        return updates
 
     def gone(self) -> None:
         """The client left."""

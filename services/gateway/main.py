@@ -32,7 +32,6 @@ STALLED_CLIENT_MS = 60_000
 """A connection whose client takes nothing for so long is reset by the kernel."""
 SHUTDOWN_S = 3
 """For answers on their way out after draining."""
-POLL_S = 0.02
 
 
 def run(options: GatewayOptions) -> int:
@@ -77,13 +76,12 @@ class Stop:
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
-        self.now = False
+        self.now = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._signalled)
 
     def _signalled(self) -> None:
-        self.now = self.asked.is_set()
-        self.asked.set()
+        (self.now if self.asked.is_set() else self.asked).set()
 
 
 async def serve(options: GatewayOptions, tokenizer: Tokenizer, listener: socket.socket) -> int:
@@ -155,9 +153,19 @@ async def _drain(gateway: Gateway, server: Server, stop: Stop) -> None:
     gateway.draining = True
     requests = server.server_state.tasks
     _log.info("draining %d requests for up to %g s", len(requests), gateway.options.drain_timeout_s)
-    deadline = asyncio.get_running_loop().time() + gateway.options.drain_timeout_s
-    while requests and not stop.now and asyncio.get_running_loop().time() < deadline:
-        await asyncio.sleep(POLL_S)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(gateway.options.drain_timeout_s):
+            await _until_done(requests, stop.now)
     gateway.streams.fail_all("the server is shutting down")
     server.should_exit = True
-    server.force_exit = stop.now
+    server.force_exit = stop.now.is_set()
+
+
+async def _until_done(tasks: set[asyncio.Task[None]], enough: asyncio.Event) -> None:
+    """Wait until the set, which shrinks and grows, is empty; or until ``enough``."""
+    stopper = asyncio.create_task(enough.wait())
+    try:
+        while tasks and not enough.is_set():
+            await asyncio.wait([stopper, *tasks], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopper.cancel()

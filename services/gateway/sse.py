@@ -13,8 +13,6 @@ from services.gateway.usage import Usage
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
-MAX_SEPARATE = 16
-"""More updates than this in one turn: the client is behind, and each choice's become one."""
 
 _json = msgspec.json.encode
 
@@ -56,8 +54,6 @@ class Events:
 
     def chunks(self, updates: list[Update]) -> bytes:
         """All events for what came in one turn; may be empty."""
-        if len(updates) > MAX_SEPARATE:
-            updates = merged(updates)
         return b"".join([event for update in updates for event in self._events(update)])
 
     def usage_chunk(self) -> bytes:
@@ -138,19 +134,3 @@ class CompletionEvents(Events):
 
     def _end(self, head: bytes) -> tuple[bytes, ...]:
         return (head, b'"text":"","logprobs":null,"finish_reason":')
-
-
-def merged(updates: list[Update]) -> list[Update]:
-    """One update per choice, in the order in which they first appear."""
-    of_choice: dict[int, list[Update]] = {}
-    for update in updates:
-        of_choice.setdefault(update.choice, []).append(update)
-    return [join(several) for several in of_choice.values()]
-
-
-def join(updates: Sequence[Update]) -> Update:
-    """Several updates of one choice as one."""
-    last = updates[-1]
-    text = "".join(update.text for update in updates)
-    token_ids = [token_id for update in updates for token_id in update.token_ids]
-    return Update(last.choice, text, token_ids, last.num_tokens, last.finish)

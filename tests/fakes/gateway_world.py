@@ -105,7 +105,7 @@ def text_of(events: list[Any], choice: int = 0) -> str:
     """The joined text of one choice of a stream."""
     pieces = []
     for event in events:
-        for part in event["choices"] if isinstance(event, dict) else ():
+        for part in event.get("choices", ()) if isinstance(event, dict) else ():
             if part["index"] == choice:
                 pieces.append(part["text"] if "text" in part else part["delta"].get("content", ""))
     return "".join(pieces)

@@ -20,11 +20,11 @@ from starlette.types import Receive, Scope, Send
 from services.gateway.api.errors import ApiError, internal, invalid
 from services.gateway.api.observe import note_of
 from services.gateway.api.settings import Settings
-from services.gateway.choice import Choice, Update
+from services.gateway.choice import Choice, Update, join
 from services.gateway.failures import log_failure
 from services.gateway.gateway import Gateway
 from services.gateway.generation import ClientGone, Generation
-from services.gateway.sse import DONE, KEEP_ALIVE, Events, error_event, join
+from services.gateway.sse import DONE, KEEP_ALIVE, Events, error_event
 from services.gateway.text.detokenizer import detokenizer
 from services.gateway.usage import Usage
 from shared.wire.facts import ModelFacts
