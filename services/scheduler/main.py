@@ -118,7 +118,7 @@ def _serve_metrics(
 ) -> metrics_server.MetricsServer | None:
     if options.metrics_port is None:
         return None
-    figures = _LoopReader(loop, shell.figures)
+    figures = LoopReader(loop, shell.figures)
     registry.register(CoreCollector(figures.read))
     try:
         server = metrics_server.serve(options.host, options.metrics_port, registry, figures.health)
@@ -128,22 +128,25 @@ def _serve_metrics(
     return server
 
 
-class _LoopReader:
+class LoopReader:
     """Lets the metrics server's threads read figures that belong to the event loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, read: Callable[[], Figures]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, read: Callable[[], Figures], answer_s: float = LOOP_ANSWER_S
+    ) -> None:
         self._loop = loop
         self._read = read
+        self._answer_s = answer_s
         self._last = read()
 
     def read(self) -> Figures:
-        """Fresh figures; the last ones while the loop is busy for longer than ``LOOP_ANSWER_S``."""
+        """Fresh figures; the last ones while the loop is busy for longer than ``answer_s``."""
         answer: concurrent.futures.Future[Figures] = concurrent.futures.Future()
         self._loop.call_soon_threadsafe(lambda: answer.set_result(self._read()))
         try:
-            self._last = answer.result(LOOP_ANSWER_S)
+            self._last = answer.result(self._answer_s)
         except TimeoutError:
-            _log.warning("the event loop has not answered a scrape within %g s", LOOP_ANSWER_S)
+            _log.warning("the event loop has not answered a scrape within %g s", self._answer_s)
         return self._last
 
     def health(self) -> tuple[bool, str]:
@@ -151,7 +154,7 @@ class _LoopReader:
         turned: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._loop.call_soon_threadsafe(turned.set_result, None)
         try:
-            turned.result(LOOP_ANSWER_S)
+            turned.result(self._answer_s)
         except TimeoutError:
-            return False, f"the event loop has not answered within {LOOP_ANSWER_S:g} s"
+            return False, f"the event loop has not answered within {self._answer_s:g} s"
         return True, "ok"

@@ -118,6 +118,28 @@ async def test_a_side_that_was_stopped_itself_declares_nobody_lost() -> None:
             assert not other.losses
 
 
+async def test_a_scheduler_that_was_stopped_is_left_and_found_again_when_it_wakes_up() -> None:
+    with link_child("router", ANYWHERE, "0.1", "0.5") as child:
+        await await_until(lambda: child.events("address"), 20, "the child's address")
+        async with dealer_end(child.events("address")[0][1], **FAST) as other:
+            await await_until(lambda: child.events("heartbeat"), 10, "a heartbeat")
+            child.stop()
+            end_of_stop = time.monotonic() + 1.0
+            await await_until(lambda: other.losses and time.monotonic() > end_of_stop, 5, "the loss")
+            assert "silent" in other.losses[0]
+            assert not other.dealer.connected
+            assert other.dealer.send(gateway.Cancel("nobody")) is False
+            child.go_on()
+            await await_until(lambda: other.dealer.connected, 10, "a new session")
+            await await_until(lambda: child.events("lost"), 10, "the end of the old one")
+            (old, *_, new) = (line[1] for line in child.events("hello"))
+            assert child.events("lost")[0][1] == old
+            heartbeats = len(child.events("heartbeat"))
+            await await_until(lambda: len(child.events("heartbeat")) > heartbeats + 5, 10, "more heartbeats")
+            assert child.events("heartbeat")[-1][1] == new
+            assert len(other.welcomes) == 2
+
+
 async def test_a_killed_peer_is_lost_at_once_and_not_only_by_silence() -> None:
     async with router_end(**PATIENT) as (end, address):
         with link_child("dealer", address, "20", "60") as child:

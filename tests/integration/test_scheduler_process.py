@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from services.scheduler.core import events
 from services.scheduler.core.limits import Settings
 from services.scheduler.core.machine import Scheduler
+from services.scheduler.main import LoopReader
 from services.scheduler.metrics import StepMetrics
 from services.scheduler.shell import Shell
 from shared.net.crash import Crash
@@ -102,11 +103,14 @@ def _text_of(end: DealerEnd, request_id: str) -> tuple[list[int], str | None]:
 class SchedulerProcess:
     """A scheduler in a process of its own, on free ports."""
 
-    def __init__(self, gateways: str = ANYWHERE, executors: str = ANYWHERE, **options: object) -> None:
+    def __init__(
+        self, gateways: str = ANYWHERE, executors: str = ANYWHERE, first: str = "0", **options: object
+    ) -> None:
+        """``first`` is Python to run in the process before all else."""
         arguments = {"gateways_endpoint": gateways, "executors_endpoint": executors, "metrics_port": 0, **options}
         program = (
             "import sys; from services.scheduler.main import run; from services.scheduler.options import "
-            f"SchedulerOptions; sys.exit(run(SchedulerOptions(**{arguments!r})))"
+            f"SchedulerOptions; {first}; sys.exit(run(SchedulerOptions(**{arguments!r})))"
         )
         self.process = subprocess.Popen(
             [sys.executable, "-W", "error", "-c", program], cwd=ROOT, stderr=subprocess.PIPE, text=True
@@ -239,6 +243,31 @@ async def test_an_executor_with_another_model_is_refused_and_told_why(start: Any
         async with _hand_executor(executors, facts=ModelFacts("other", 100, 64, [99], "fake")) as other:
             await await_until(lambda: other.refusals, 10, "the refusal")
             assert "other" in other.refusals[0]
+
+
+async def test_a_crash_ends_the_process_at_once_with_its_traceback(start: Any) -> None:
+    process = start(first="from services.scheduler.core import machine; machine.Scheduler.handle = lambda *_: 1 / 0")
+    gateways, _ = await asyncio.to_thread(process.addresses)
+    async with dealer_end(gateways, **PATIENT):
+        assert await asyncio.to_thread(process.process.wait, 10) == 1
+    await await_until(lambda: "crashed" in process.log, 5, "the last line")
+    assert "Traceback" in process.log
+    assert "ZeroDivisionError" in process.log.splitlines()[-1]
+
+
+async def test_a_loop_that_hangs_is_not_healthy_and_does_not_hang_a_scrape() -> None:
+    core = Scheduler(1, Settings())
+    async with _shell(core, Crash()) as (shell, _, _):
+        reader = LoopReader(asyncio.get_running_loop(), shell.figures, answer_s=0.05)
+        assert await asyncio.to_thread(reader.health) == (True, "ok")
+        answers: list[Any] = []
+        thread = threading.Thread(target=lambda: answers.extend((reader.health(), reader.read())))
+        thread.start()
+        thread.join(10)  # in the loop's own thread: it hangs
+        (well, why), figures = answers
+        assert not well
+        assert "0.05 s" in why
+        assert figures.gateways == 0
 
 
 def test_a_port_that_is_taken_and_nonsense_are_configuration_mistakes(start: Any) -> None:
