@@ -45,7 +45,7 @@ async def test_abort_08_two_hundred_streams_and_a_hundred_abrupt_disconnects(sta
 async def test_abort_09_a_client_that_leaves_before_the_first_token(start_system: StartSystem) -> None:
     """Streamed and not, with every middleware on."""
     system = start_system(
-        faults={"step_ms": 50, "prefill_ms_per_token": 20}, api_key="sk-test", cors_origin="https://example.com"
+        faults={"step_ms": 50, "prefill_ms_per_token": 2}, api_key="sk-test", cors_origin="https://example.com"
     )
     url = f"{system.base_url}/v1/completions"
     headers = {"Authorization": "Bearer sk-test"}
