@@ -1,9 +1,15 @@
-"""Lets a test be an ``async def``: it runs to its end on a fresh uvloop, as the services do."""
+"""What every test may rely on: an ``async def`` test runs on a fresh uvloop, as the services do; Hypothesis does not
+mistake a busy machine for a slow test.
+"""
 
 import inspect
 
 import pytest
 import uvloop
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("paternoster", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.load_profile("paternoster")
 
 
 @pytest.hookimpl(tryfirst=True)
