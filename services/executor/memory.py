@@ -1,4 +1,4 @@
-"""How many KV blocks an executor holds, and their tensors.
+"""How many KV blocks an executor holds.
 
 Called by the torch backend while it loads. Says what it chose in one log line.
 """
@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from services.executor.kernels.interface import LayerCache
 from services.executor.model.config import ModelConfig
 
 log = logging.getLogger(__name__)
@@ -60,17 +59,6 @@ def num_blocks(
 def block_bytes(config: ModelConfig, dtype: torch.dtype, block_size: int) -> int:
     """Bytes of one block in all layers."""
     return 2 * config.num_layers * block_size * config.num_kv_heads * config.head_dim * dtype.itemsize
-
-
-def allocate(
-    config: ModelConfig, device: torch.device, dtype: torch.dtype, num_blocks: int, block_size: int
-) -> list[LayerCache]:
-    """KV memory of all layers; zeroed, which on CPU costs nothing until a page is first used."""
-    shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
-    return [
-        LayerCache(torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
-        for _ in range(config.num_layers)
-    ]
 
 
 def free_bytes(device: torch.device) -> int:

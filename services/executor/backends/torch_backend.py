@@ -54,7 +54,8 @@ class TorchBackend:
             wanted=options.num_blocks,
             kv_memory=options.kv_memory,
         )
-        self._caches = memory.allocate(config, torch_device, dtype, num_blocks, options.block_size)
+        shape = (num_blocks, options.block_size, config.num_kv_heads, config.head_dim)
+        self._caches = [kernels.new_cache(*shape, dtype) for _ in range(config.num_layers)]
         self.limits = ExecutorLimits(num_blocks, options.block_size, options.max_lanes, options.max_step_tokens)
         parts = (weights.digest(opened.files), dtype, self.device, platform.machine(), torch.__version__)
         self.numerics = hashlib.sha256(repr((*parts, kernels.name, threads)).encode()).hexdigest()[:16]

@@ -1,12 +1,14 @@
 """What the model asks of its kernels: the one seam between the model's mathematics and how fast it is done.
 
 ``reference`` implements it in plain torch; compiled CPU code and Triton implement it beside that and are checked
-against it. Shape letters, as suffixes: T tokens of the step, H query heads, K key/value heads, D head size, C columns.
+against it. Shape letters, as suffixes: T tokens of the step, H query heads, K key/value heads, X = H + 2 K,
+D head size, C columns.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from services.executor.batch import StepBatch
@@ -16,19 +18,40 @@ Linear = Callable[[Tensor], Tensor]
 
 
 class LayerCache(NamedTuple):
-    """One layer's KV memory. The token in slot ``block * block_size + offset`` is at ``[block, offset]``."""
+    """One layer's KV memory, in a layout that only the kernels that made it know. Blocks are the first dimension."""
 
     keys: Tensor
-    """[num_blocks, block_size, K, D], contiguous."""
     values: Tensor
-    """[num_blocks, block_size, K, D], contiguous."""
+
+
+class Rotary(NamedTuple):
+    """Rotary embedding in the half-split layout, by absolute position."""
+
+    cos: Tensor
+    """[positions, D / 2] float32."""
+    sin: Tensor
+    """[positions, D / 2] float32."""
+
+
+class QkNorm(NamedTuple):
+    """RMS norms of each query and key head, applied before they are rotated."""
+
+    query_D: Tensor
+    key_D: Tensor
+    eps: float
 
 
 class StepAttention(Protocol):
     """Paged attention of one step: made once per step, used by every layer of it."""
 
-    def write(self, keys_TKD: Tensor, values_TKD: Tensor, cache: LayerCache) -> None:
-        """Store each token's key and value in its slot. No other slot changes."""
+    def rotate_and_write(
+        self, qkv_TXD: Tensor, num_heads: int, rotary: Rotary, norm: QkNorm | None, cache: LayerCache
+    ) -> Tensor:
+        """Rotate queries and keys to their positions and store keys and values in their slots; no other slot changes.
+
+        ``qkv`` holds H + 2 K heads: queries, keys, values. Returns the queries [T, H, D].
+        """
+        ...
 
     def attend(self, queries_THD: Tensor, cache: LayerCache, scale: float, window: int) -> Tensor:
         """Attend causally to each row's context through its block table; returns [T, H, D].
@@ -45,6 +68,12 @@ class Kernels(Protocol):
     name: str
     """Part of the numerics fingerprint."""
 
+    def new_cache(
+        self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+    ) -> LayerCache:
+        """KV memory of one layer, zeroed: on CPU that takes no memory until a page is first written."""
+        ...
+
     def step(self, batch: StepBatch, block_size: int) -> StepAttention:
         """Lay out one step's attention."""
         ...
@@ -53,12 +82,8 @@ class Kernels(Protocol):
         """Prepare a product with ``weight`` [columns out, columns in]; ``weight`` itself is not needed afterwards."""
         ...
 
-    def rms_norm(self, x_TC: Tensor, weight_C: Tensor, eps: float) -> Tensor:
-        """Root mean square normalisation over the last dimension, in float32 inside."""
-        ...
-
-    def rotate(self, heads_TND: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
-        """Rotary embedding in the half-split layout; ``cos`` and ``sin`` are float32 of half the head size."""
+    def add_rms_norm(self, x_TC: Tensor, residual_TC: Tensor | None, weight_C: Tensor, eps: float) -> Tensor:
+        """RMS norm, float32 inside, of ``x``, or of ``residual += x`` (in place) where there is a residual."""
         ...
 
     def silu_mul(self, gate_up_TC: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
 """The kernels in plain torch: right on every device, and what the others are checked against.
 
+A layer's cache here is two tensors [num_blocks, block_size, K, D].
+
 Attention gathers the contexts of rows of about equal size into one padded batch and calls torch's fused attention once
 per such group and layer; nothing loops over rows or tokens in Python.
 """
@@ -14,9 +16,9 @@ from torch import Tensor
 
 from services.executor.batch import StepBatch
 from services.executor.kernels import linear
-from services.executor.kernels.interface import LayerCache, Linear
+from services.executor.kernels.interface import LayerCache, Linear, QkNorm, Rotary
 
-_MAX_GATHERED = 1 << 16
+_MAX_GATHERED = 1 << 15
 """Most context slots that one group copies out of the cache (memory: this times the KV bytes of a token and layer)."""
 _MAX_SCORES = 1 << 22
 """Most (query, context slot) pairs of one group of several rows; its mask has as many entries per head of a KV head."""
@@ -34,8 +36,16 @@ class _Group:
     """[B * L] the context's slots; past a row's context its own first slot, so that no foreign slot is ever read."""
     key_positions_L: Tensor
     query_positions_BN: Tensor
+    gathered: dict[int, Tensor] = field(default_factory=dict)
+    """Where contexts are copied to: the same memory for every layer, since fresh memory costs more than the copy."""
     masks: dict[tuple[int, int, torch.dtype], Tensor] = field(default_factory=dict)
     """Additive masks by (queries per KV head, window, dtype): the same for every layer that asks alike."""
+
+    def gather(self, index: int, part: Tensor) -> Tensor:
+        """[B * L, K, D] of the keys (``index`` 0) or values (1) of one layer."""
+        if index not in self.gathered:
+            self.gathered[index] = part.new_empty((len(self.slots), *part.shape[2:]))
+        return torch.index_select(part.flatten(0, 1), 0, self.slots, out=self.gathered[index])
 
     def mask(self, heads_per_kv: int, window: int, dtype: torch.dtype) -> Tensor:
         """[B, 1, N * heads_per_kv, L], 0 where a query may look and -inf elsewhere ([B, 1, 1, L] for one query)."""
@@ -58,32 +68,54 @@ class _ReferenceAttention:
 
     def __init__(self, batch: StepBatch, block_size: int, device: torch.device) -> None:
         self._slots = torch.as_tensor(batch.slot_mapping, device=device)
+        self._positions = torch.as_tensor(batch.positions, device=device)
+        self._turns: tuple[Tensor, Tensor] | None = None
+        """Cosine and sine of each token's position: the same for every layer."""
         self._groups = [_group(batch, rows, block_size, device) for rows in _grouped(batch)]
 
-    def write(self, keys_TKD: Tensor, values_TKD: Tensor, cache: LayerCache) -> None:
-        cache.keys.flatten(0, 1).index_copy_(0, self._slots, keys_TKD)
-        cache.values.flatten(0, 1).index_copy_(0, self._slots, values_TKD)
+    def rotate_and_write(
+        self, qkv_TXD: Tensor, num_heads: int, rotary: Rotary, norm: QkNorm | None, cache: LayerCache
+    ) -> Tensor:
+        num_kv_heads = (qkv_TXD.shape[1] - num_heads) // 2
+        turning = qkv_TXD[:, : num_heads + num_kv_heads]
+        if norm is not None:
+            queries = F.rms_norm(turning[:, :num_heads], norm.query_D.shape, norm.query_D, norm.eps)
+            keys = F.rms_norm(turning[:, num_heads:], norm.key_D.shape, norm.key_D, norm.eps)
+            turning = torch.cat((queries, keys), dim=1)
+        if self._turns is None:
+            self._turns = rotary.cos[self._positions, None], rotary.sin[self._positions, None]
+        cos, sin = self._turns
+        first, second = turning.chunk(2, dim=-1)
+        turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(qkv_TXD.dtype)
+        cache.keys.flatten(0, 1).index_copy_(0, self._slots, turned[:, num_heads:])
+        cache.values.flatten(0, 1).index_copy_(0, self._slots, qkv_TXD[:, num_heads + num_kv_heads :])
+        return turned[:, :num_heads]
 
     def attend(self, queries_THD: Tensor, cache: LayerCache, scale: float, window: int) -> Tensor:
+        if len(self._groups) == 1 and self._groups[0].valid is None:  # the group is the step, in its order
+            return _attend(self._groups[0], queries_THD, cache, scale, window)
         out_THD = torch.empty_like(queries_THD, memory_format=torch.contiguous_format)
         for group in self._groups:
-            found = _attend(group, queries_THD, cache, scale, window)
             tokens = group.tokens_BN.flatten()
+            found = _attend(group, queries_THD[tokens], cache, scale, window)
             if group.valid is not None:
                 found, tokens = found[group.valid], tokens[group.valid]
             out_THD.index_copy_(0, tokens, found)
         return out_THD
 
 
-def _attend(group: _Group, queries_THD: Tensor, cache: LayerCache, scale: float, window: int) -> Tensor:
-    """[B * N, H, D]. The query heads that share a KV head count as further queries of it, so KV is never repeated."""
+def _attend(group: _Group, queries: Tensor, cache: LayerCache, scale: float, window: int) -> Tensor:
+    """The group's ``queries`` and the result are [B * N, H, D].
+
+    The query heads that share a KV head count as further queries of it, so KV is never repeated.
+    """
     num_rows, num_queries = group.tokens_BN.shape
     num_kv_heads, head_dim = cache.keys.shape[2:]
-    heads_per_kv = queries_THD.shape[1] // num_kv_heads
-    queries = queries_THD[group.tokens_BN].view(num_rows, num_queries, num_kv_heads, heads_per_kv, head_dim)
+    heads_per_kv = queries.shape[1] // num_kv_heads
+    queries = queries.view(num_rows, num_queries, num_kv_heads, heads_per_kv, head_dim)
     keys, values = (
-        part.flatten(0, 1).index_select(0, group.slots).view(num_rows, -1, num_kv_heads, head_dim).transpose(1, 2)
-        for part in cache
+        group.gather(index, part).view(num_rows, -1, num_kv_heads, head_dim).transpose(1, 2)
+        for index, part in enumerate(cache)
     )
     found = F.scaled_dot_product_attention(
         queries.transpose(1, 2).reshape(num_rows, num_kv_heads, num_queries * heads_per_kv, head_dim),
@@ -139,20 +171,21 @@ class ReferenceKernels:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
+    def new_cache(
+        self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+    ) -> LayerCache:
+        keys, values = torch.zeros(2, num_blocks, block_size, num_kv_heads, head_dim, dtype=dtype, device=self._device)
+        return LayerCache(keys, values)
+
     def step(self, batch: StepBatch, block_size: int) -> _ReferenceAttention:
         return _ReferenceAttention(batch, block_size, self._device)
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         return linear.packed(weight, bias) if linear.can_pack(weight) else linear.plain(weight, bias)
 
-    def rms_norm(self, x_TC: Tensor, weight_C: Tensor, eps: float) -> Tensor:
-        return F.rms_norm(x_TC, weight_C.shape, weight_C, eps)
-
-    def rotate(self, heads_TND: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
-        first, second = heads_TND.chunk(2, dim=-1)
-        cos, sin = cos_TD[:, None], sin_TD[:, None]
-        rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-        return rotated.to(heads_TND.dtype)
+    def add_rms_norm(self, x_TC: Tensor, residual_TC: Tensor | None, weight_C: Tensor, eps: float) -> Tensor:
+        summed = x_TC if residual_TC is None else residual_TC.add_(x_TC)
+        return F.rms_norm(summed, weight_C.shape, weight_C, eps)
 
     def silu_mul(self, gate_up_TC: Tensor) -> Tensor:
         gate, up = gate_up_TC.chunk(2, dim=-1)

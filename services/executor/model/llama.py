@@ -6,13 +6,12 @@ requests are T tokens in a row, and only attention knows where one request ends 
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from services.executor.batch import StepBatch
-from services.executor.kernels.interface import Kernels, LayerCache, Linear, StepAttention
+from services.executor.kernels.interface import Kernels, LayerCache, Linear, QkNorm, Rotary, StepAttention
 from services.executor.model.config import ModelConfig
 from services.executor.model.weights import Weights
 
@@ -23,8 +22,7 @@ class _Layer:
 
     input_norm: Tensor
     qkv: Linear
-    q_norm: Tensor | None
-    k_norm: Tensor | None
+    qk_norm: QkNorm | None
     out: Linear
     mlp_norm: Tensor
     gate_up: Linear
@@ -47,55 +45,48 @@ class Llama:
         self._head = kernels.linear(head, None)
         positions = torch.arange(config.context_len, dtype=torch.float32)
         angles = torch.outer(positions, torch.tensor(config.rope_frequencies))
-        self._cos = (angles.cos() * config.rope_scale).to(device)
-        self._sin = (angles.sin() * config.rope_scale).to(device)
+        self._rotary = Rotary(*((turn * config.rope_scale).to(device) for turn in (angles.cos(), angles.sin())))
 
     def forward(self, batch: StepBatch, caches: list[LayerCache], block_size: int) -> Tensor:
         """Compute the step's tokens, writing their KV; returns float32 logits [S, vocabulary] of the sampled rows."""
-        attention = self._kernels.step(batch, block_size)
-        positions = torch.as_tensor(batch.positions, device=self._device)
-        cos, sin = self._cos[positions], self._sin[positions]
-        hidden = F.embedding(torch.as_tensor(batch.token_ids, device=self._device), self._embedding)
+        kernels, eps = self._kernels, self._config.norm_eps
+        attention = kernels.step(batch, block_size)
+        residual = F.embedding(torch.as_tensor(batch.token_ids, device=self._device), self._embedding)
+        added: Tensor | None = None
         for layer, cache, window in zip(self._layers, caches, self._config.windows, strict=True):
-            hidden = hidden + self._attend(layer, hidden, attention, cache, window, cos, sin)
-            normed = self._kernels.rms_norm(hidden, layer.mlp_norm, self._config.norm_eps)
-            hidden = hidden + layer.down(self._kernels.silu_mul(layer.gate_up(normed)))
-        last = [int(batch.query_starts[sample.row + 1]) - 1 for sample in batch.samples]
-        if not last:
+            normed = self._norm_sum(added, residual, layer.input_norm)
+            added = layer.out(self._attend(layer, layer.qkv(normed), attention, cache, window))
+            normed = kernels.add_rms_norm(added, residual, layer.mlp_norm, eps)
+            added = layer.down(kernels.silu_mul(layer.gate_up(normed)))
+        if not batch.samples:
             return torch.empty(0, self._config.vocab_size, device=self._device)
-        sampled = hidden[torch.as_tensor(np.asarray(last), device=self._device)]
-        return self._head(self._kernels.rms_norm(sampled, self._norm, self._config.norm_eps)).float()
+        last = batch.query_starts[[sample.row + 1 for sample in batch.samples]] - 1
+        rows = torch.as_tensor(last, device=self._device)
+        return self._head(self._norm_sum(None if added is None else added[rows], residual[rows], self._norm)).float()
 
-    def _attend(
-        self,
-        layer: _Layer,
-        hidden: Tensor,
-        attention: StepAttention,
-        cache: LayerCache,
-        window: int,
-        cos: Tensor,
-        sin: Tensor,
-    ) -> Tensor:
-        config, kernels = self._config, self._kernels
-        num_tokens, num_heads, num_kv_heads = len(hidden), config.num_heads, config.num_kv_heads
-        normed = kernels.rms_norm(hidden, layer.input_norm, config.norm_eps)
-        qkv = layer.qkv(normed).view(num_tokens, num_heads + 2 * num_kv_heads, config.head_dim)
-        rotating, values = qkv[:, :-num_kv_heads], qkv[:, -num_kv_heads:]
-        if layer.q_norm is not None and layer.k_norm is not None:
-            queries = kernels.rms_norm(rotating[:, :num_heads], layer.q_norm, config.norm_eps)
-            keys = kernels.rms_norm(rotating[:, num_heads:], layer.k_norm, config.norm_eps)
-            rotating = torch.cat((queries, keys), dim=1)
-        rotated = kernels.rotate(rotating, cos, sin)
-        attention.write(rotated[:, num_heads:], values, cache)
-        found = attention.attend(rotated[:, :num_heads], cache, config.head_dim**-0.5, window)
-        return layer.out(found.view(num_tokens, num_heads * config.head_dim))
+    def _norm_sum(self, added: Tensor | None, residual: Tensor, weight: Tensor) -> Tensor:
+        """The norm of ``residual += added``; before the first layer there is nothing to add."""
+        eps = self._config.norm_eps
+        if added is None:
+            return self._kernels.add_rms_norm(residual, None, weight, eps)
+        return self._kernels.add_rms_norm(added, residual, weight, eps)
+
+    def _attend(self, layer: _Layer, qkv: Tensor, attention: StepAttention, cache: LayerCache, window: int) -> Tensor:
+        config = self._config
+        num_tokens, head_dim = len(qkv), config.head_dim
+        heads = qkv.view(num_tokens, config.num_heads + 2 * config.num_kv_heads, head_dim)
+        queries = attention.rotate_and_write(heads, config.num_heads, self._rotary, layer.qk_norm, cache)
+        found = attention.attend(queries, cache, head_dim**-0.5, window)
+        return found.view(num_tokens, config.num_heads * head_dim)
 
     def _layer(self, weights: Weights, prefix: str) -> _Layer:
         config = self._config
         hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
         queries, kv = config.num_heads * head_dim, config.num_kv_heads * head_dim
-        norms = ("self_attn.q_norm.weight", "self_attn.k_norm.weight") if config.qk_norm else ()
-        q_norm, k_norm = [weights.take(prefix + name, head_dim) for name in norms] or (None, None)
+        qk_norm = None
+        if config.qk_norm:
+            query, key = (weights.take(f"{prefix}self_attn.{name}_norm.weight", head_dim) for name in "qk")
+            qk_norm = QkNorm(query, key, config.norm_eps)
 
         def linear(names: dict[str, int], columns: int, bias: bool) -> Linear:
             weight = torch.cat([weights.take(f"{prefix}{name}.weight", rows, columns) for name, rows in names.items()])
@@ -107,8 +98,7 @@ class Llama:
             qkv=linear(
                 {"self_attn.q_proj": queries, "self_attn.k_proj": kv, "self_attn.v_proj": kv}, hidden, config.qkv_bias
             ),
-            q_norm=q_norm,
-            k_norm=k_norm,
+            qk_norm=qk_norm,
             out=linear({"self_attn.o_proj": hidden}, queries, config.out_bias),
             mlp_norm=weights.take(prefix + "post_attention_layernorm.weight", hidden),
             gate_up=linear({"mlp.gate_proj": inner, "mlp.up_proj": inner}, hidden, config.mlp_bias),

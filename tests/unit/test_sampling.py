@@ -1,0 +1,177 @@
+"""Tokens from logits: every filter against a plain definition, and rows that never notice their neighbours."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from services.executor import sampling
+from services.executor.batch import SampleRow
+from shared.wire import tokens as columns
+from shared.wire.sampling import Sampling
+
+VOCAB_SIZE = 1000
+
+
+def a_row(params: Sampling, position: int = 10, num_prompt: int = 10) -> SampleRow:
+    return SampleRow(0, 0, 0, params, position, np.zeros(position, np.int32), num_prompt)
+
+
+def chosen(logits: torch.Tensor, *rows: SampleRow) -> list[int]:
+    output = sampling.sample(logits.clone(), rows)
+    assert output.failures == {}
+    return output.tokens
+
+
+def random_logits(rows: int, seed: int = 0, vocab_size: int = VOCAB_SIZE) -> torch.Tensor:
+    return torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def support(logits: torch.Tensor, draws: int = 400, **params: Any) -> set[int]:
+    """Tokens that come up over many positions."""
+    rows = [a_row(Sampling(**params), position=position, num_prompt=1) for position in range(1, draws + 1)]
+    return set(chosen(logits.expand(draws, -1), *rows))
+
+
+def test_greedy_is_the_first_maximum() -> None:
+    logits = random_logits(3)
+    logits[1, [700, 7]] = 99.0
+    assert chosen(logits, *[a_row(Sampling())] * 3) == [int(row.argmax()) for row in logits]
+    assert chosen(logits, *[a_row(Sampling())] * 3)[1] == 7
+
+
+def test_the_random_numbers_are_the_published_generator() -> None:
+    """splitmix64 in plain integers; its first output for seed 0 is published as 0xE220A8397B1DCDAF."""
+
+    def mix(z: int) -> int:
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+        return z ^ (z >> 31)
+
+    gamma = 0x9E3779B97F4A7C15
+    assert mix(gamma) == 0xE220A8397B1DCDAF
+    keys = [(0, 0), (0, 1), (1, 0), (2**63 - 1, 8191), (123456789, 2**31)]
+    expected = [
+        (mix((mix((seed + gamma) % 2**64) + position * gamma) % 2**64) >> 11) / 2**53 for seed, position in keys
+    ]
+    assert sampling.uniforms(*zip(*keys, strict=True)).tolist() == expected
+
+
+def test_random_numbers_are_even_and_differ_by_seed_and_position() -> None:
+    numbers = sampling.uniforms([seed for seed in range(100) for _ in range(200)], list(range(200)) * 100)
+    assert len(set(numbers.tolist())) == len(numbers)
+    counts = np.histogram(numbers, bins=20, range=(0, 1))[0]
+    assert abs(counts - 1000).max() < 150
+    assert numbers.min() >= 0
+    assert numbers.max() < 1
+
+
+def test_frequencies_follow_the_softmax() -> None:
+    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
+    draws = 20_000
+    rows = [a_row(Sampling(temperature=0.7, seed=5), position=position, num_prompt=1) for position in range(1, draws)]
+    counts = np.bincount(chosen(logits.expand(len(rows), -1), *rows), minlength=4) / len(rows)
+    assert counts == pytest.approx(torch.softmax(logits[0] / 0.7, 0).numpy(), abs=0.01)
+
+
+def test_top_k_keeps_k_and_one_is_greedy() -> None:
+    logits = random_logits(1)
+    best = logits[0].topk(5).indices.tolist()
+    assert support(logits, temperature=50.0, top_k=5) == set(best)
+    assert support(logits, temperature=50.0, top_k=1) == {best[0]}
+    assert len(support(logits, temperature=1e6, top_k=VOCAB_SIZE)) > 200
+    assert len(support(logits, temperature=1e6, top_k=VOCAB_SIZE + 1)) > 200
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.01], ids=["within the candidates", "past the candidates"])
+def test_top_p_keeps_the_fewest_that_reach_it(scale: float) -> None:
+    logits = random_logits(1, vocab_size=4000) * scale
+    probabilities = torch.softmax(logits[0].double(), 0)
+    order = probabilities.argsort(descending=True)
+    wanted = int((probabilities[order].cumsum(0) < 0.5).sum()) + 1
+    weights = np.exp(logits[0].numpy() - logits[0].max().item())
+    sampling._filter(weights, Sampling(temperature=1.0, top_p=0.5))
+    assert set(np.flatnonzero(weights).tolist()) == set(order[:wanted].tolist())
+
+
+def test_top_p_counts_what_top_k_left() -> None:
+    logits = torch.log(torch.tensor([[0.4, 0.3, 0.2, 0.1]]))
+    assert support(logits, temperature=1.0, top_k=2, top_p=0.5) == {0}
+    assert support(logits, temperature=1.0, top_k=3, top_p=0.5) == {0, 1}
+
+
+def test_min_p_drops_the_unlikely_and_one_that_is_tiny_keeps_the_best() -> None:
+    logits = torch.log(torch.tensor([[0.5, 0.26, 0.2, 0.04]]))
+    assert support(logits, temperature=1.0, min_p=0.5) == {0, 1}
+    assert support(logits, temperature=1.0, top_p=1e-6) == {0}
+
+
+def test_equally_likely_tokens_are_kept_together() -> None:
+    assert support(torch.zeros(1, 4), temperature=1.0, top_k=2) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 1e-4, 0.01])
+def test_vllm_2937_a_tiny_temperature_is_greedy_and_harms_nobody(temperature: float) -> None:
+    logits = random_logits(3) * 100
+    rows = [a_row(Sampling(temperature=0.8, seed=1)), a_row(Sampling(temperature=temperature)), a_row(Sampling())]
+    alone = [chosen(logits[i : i + 1], row)[0] for i, row in enumerate(rows)]
+    assert chosen(logits, *rows) == alone
+    assert alone[1:] == logits[1:].argmax(1).tolist()
+
+
+def test_vllm_21987_no_end_token_before_min_tokens() -> None:
+    logits = random_logits(1)
+    best, second, third = logits[0].topk(3).indices.tolist()
+    stops = columns.pack([best, second, VOCAB_SIZE + 5])
+    params = Sampling(min_tokens=5, stop_token_ids=stops)
+    assert chosen(logits, a_row(params, position=14, num_prompt=10)) == [third]
+    assert chosen(logits, a_row(params, position=15, num_prompt=10)) == [best]
+    sampled = Sampling(temperature=1.0, top_k=1, min_tokens=5, stop_token_ids=stops)
+    assert chosen(logits, a_row(sampled, position=14, num_prompt=10)) == [third]
+
+
+def test_logits_that_are_not_finite_fail_their_row_alone() -> None:
+    logits = random_logits(6)
+    rows = [a_row(Sampling(temperature=float(i % 2), seed=i)) for i in range(6)]
+    whole = chosen(logits, *rows)
+    logits[1, 3] = float("nan")
+    logits[2, :] = float("-inf")
+    logits[4, 9] = float("inf")
+    output = sampling.sample(logits.clone(), rows)
+    assert output.failures.keys() == {1, 2, 4}
+    assert [output.tokens[i] for i in (0, 3, 5)] == [whole[i] for i in (0, 3, 5)]
+
+
+def test_everything_masked_is_a_failure_of_that_row() -> None:
+    params = Sampling(min_tokens=1, stop_token_ids=columns.pack(range(VOCAB_SIZE)))
+    assert sampling.sample(random_logits(2), [a_row(params), a_row(Sampling())]).failures.keys() == {0}
+
+
+def test_no_samples_is_no_work() -> None:
+    assert sampling.sample(torch.empty(0, VOCAB_SIZE), []).tokens == []
+
+
+def test_vllm_51226_a_row_never_depends_on_its_neighbours() -> None:
+    """3,000 rows of random parameters: each gives the same token alone, in its batch, and in the batch reversed."""
+    draw = np.random.default_rng(7)
+    vocab_size, size = 3001, 100
+    for batch in range(30):
+        logits = random_logits(size, seed=batch, vocab_size=vocab_size)
+        rows = [
+            a_row(
+                Sampling(
+                    temperature=float(draw.choice([0.0, 0.3, 0.8, 1.0, 2.0])),
+                    top_k=int(draw.choice([0, 0, 1, 40, 2000])),
+                    top_p=float(draw.choice([1.0, 1.0, 0.9, 0.2])),
+                    min_p=float(draw.choice([0.0, 0.0, 0.05])),
+                    seed=int(draw.integers(2**62)),
+                ),
+                position=int(draw.integers(1, 9000)),
+                num_prompt=1,
+            )
+            for _ in range(size)
+        ]
+        together = chosen(logits, *rows)
+        assert chosen(logits.flip(0), *rows[::-1]) == together[::-1]
+        assert [chosen(logits[i : i + 1], row)[0] for i, row in enumerate(rows)] == together
