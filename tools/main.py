@@ -250,6 +250,9 @@ def executor(
     log_level: o.LogLevelOption = "info",
 ) -> None:
     """Run one executor: the model, its KV cache and its compute threads."""
+    # Compute threads that spin while they wait hold the cores that gateway, scheduler or another executor need: with
+    # more to do than cores, 24 tokens took 16 s spinning and 1.1 s sleeping. OpenMP reads this once, when torch loads.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from services.executor.main import run
     from services.executor.options import ExecutorOptions
 
