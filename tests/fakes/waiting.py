@@ -7,13 +7,13 @@ from collections.abc import Callable
 POLL_S = 0.005
 
 
-def wait_until(predicate: Callable[[], object], timeout_s: float, what: str) -> None:
+def wait_until(predicate: Callable[[], object], timeout_s: float, what: str, poll_s: float = POLL_S) -> None:
     """Return once ``predicate()`` is true; fail the test with ``what`` after ``timeout_s`` seconds."""
     deadline = time.monotonic() + timeout_s
     while not predicate():
         if time.monotonic() >= deadline:
             raise AssertionError(f"not within {timeout_s} s: {what}")
-        time.sleep(POLL_S)
+        time.sleep(poll_s)
 
 
 async def await_until(predicate: Callable[[], object], timeout_s: float, what: str) -> None:
