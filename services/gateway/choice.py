@@ -98,10 +98,10 @@ class Choice:
         self._stream = None
         self._sink.rejected(rejected)
 
-    def failed(self, reason: str) -> None:
+    def failed(self, reason: str, *, unavailable: bool) -> None:
         """See ``StreamListener``."""
         self._stream = None
-        self._sink.failed(reason, unavailable=True)
+        self._sink.failed(reason, unavailable=unavailable)
 
     def tokens(self, token_ids: list[int], delta: Delta) -> None:
         """See ``StreamListener``. The token that ended it (EOS, a stop token) counts, but has no text."""

@@ -33,8 +33,8 @@ class StreamListener(Protocol):
     def tokens(self, token_ids: list[int], delta: Delta) -> None:
         """New tokens, which may be none; ``delta.finish`` ends it."""
 
-    def failed(self, reason: str) -> None:
-        """Nothing could serve it for too long, or the gateway gives up on it."""
+    def failed(self, reason: str, *, unavailable: bool) -> None:
+        """The gateway gives up on it: nothing could serve it (``unavailable``), or the gateway itself failed."""
 
 
 class Stream:
@@ -126,7 +126,7 @@ class Streams:
             except Exception as error:
                 log_failure(_log, f"stream {delta.request_id}", error)
                 self.cancel(stream, "the gateway failed")
-                stream.listener.failed("internal error")
+                stream.listener.failed("internal error", unavailable=False)
 
     def session_lost(self) -> None:
         """No scheduler has any of the streams now."""
@@ -144,7 +144,7 @@ class Streams:
         streams = list(self._live.values())
         for stream in streams:
             self.cancel(stream, reason)
-            stream.listener.failed(reason)
+            stream.listener.failed(reason, unavailable=True)
 
     def _find(self, request_id: str) -> Stream | None:
         stream = self._live.get(request_id)

@@ -88,6 +88,12 @@ class ScriptedScheduler:
         self._router = Router(gateway_to_scheduler, self)
         self.endpoint = self._router.bind(self.endpoint)
 
+    async def __aenter__(self) -> "ScriptedScheduler":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
     async def close(self) -> None:
         """Die: nothing is said to anyone."""
         self.runs.clear()

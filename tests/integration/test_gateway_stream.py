@@ -203,36 +203,44 @@ async def test_stream_05_shape_of_a_chat_stream(max_tokens: int, script: Script)
         assert len({(event["id"], event["created"]) for event in events[:-1]}) == 1
 
 
+async def stream_by_hand(w: World, num_ticks: int) -> httpx.Response:
+    """A chat whose tokens leave once its headers have come."""
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 200, "stream": True}
+    async with w.http.stream("POST", "/v1/chat/completions", json=body) as response:
+        for _ in range(num_ticks):
+            w.scheduler.tick()
+        await response.aread()
+    return response
+
+
 @on_loop
 async def test_stream_06_a_failure_after_the_first_byte_is_one_error_event() -> None:
-    async with world(ScriptedScheduler(says("abc", "error", error="the executor failed"))) as w:
-        response = await w.chat(max_tokens=200, stream=True)
+    async with world(ScriptedScheduler(says("abc", "error", error="the executor failed"), auto=False)) as w:
+        response = await stream_by_hand(w, 3)
         events = events_of(response.text)
         assert response.status_code == 200
         assert text_of(events) == "abc"
         assert events[-1] == "[DONE]"
-        assert events[-2] == {
-            "error": {
-                "message": "the executor failed",
-                "type": "server_error",
-                "param": None,
-                "code": "internal_error",
-            }
-        }
+        error = {"type": "server_error", "param": None, "code": "internal_error"}
+        assert events[-2] == {"error": {"message": "the executor failed", **error}}
         assert not any(event["choices"][0]["finish_reason"] for event in events[:-2])
+        stream = await w.openai.chat.completions.create(
+            model="default", messages=[{"role": "user", "content": "hi"}], stream=True
+        )
+        for _ in range(3):
+            w.scheduler.tick()
         with pytest.raises(openai.APIError, match="the executor failed"):
-            async for _ in await w.openai.chat.completions.create(
-                model="default", messages=[{"role": "user", "content": "hi"}], stream=True
-            ):
+            async for _ in stream:
                 pass
+        w.scheduler.auto = True
         assert (await w.chat(max_tokens=200)).status_code == 500
 
 
 @on_loop
 async def test_stream_06_abort_never_reaches_a_client() -> None:
-    async with world(ScriptedScheduler(says("abc", "cancelled"))) as w:
-        events = events_of((await w.chat(max_tokens=200, stream=True)).text)
-        assert "error" in events[-2]
+    async with world(ScriptedScheduler(says("abc", "cancelled"), auto=False)) as w:
+        assert "error" in events_of((await stream_by_hand(w, 3)).text)[-2]
+        w.scheduler.auto = True
         assert (await w.chat(max_tokens=200)).status_code == 500
 
 

@@ -11,6 +11,8 @@ from services.gateway.api.errors import ApiError, unavailable
 OPEN_PATHS = ("/health", "/ready")
 """Answered without a key, and while draining."""
 MAX_BODY_BYTES = 8 * 1024 * 1024
+MAX_DISCARDED_BYTES = 64 * 1024 * 1024
+"""Of a body that is too large: read and dropped, as a client that is still sending would not see the answer."""
 
 
 class Drain:
@@ -76,6 +78,7 @@ class BodyLimit:
             return
         for name, value in scope["headers"]:
             if name == b"content-length" and value.isdigit() and int(value) > self._max_bytes:
+                await _discard(receive)
                 await self._too_large().response()(scope, receive, send)
                 return
         num_bytes = 0
@@ -85,6 +88,8 @@ class BodyLimit:
             message = await receive()
             num_bytes += len(message.get("body", b""))
             if num_bytes > self._max_bytes:
+                if message.get("more_body"):
+                    await _discard(receive)
                 raise self._too_large()
             return message
 
@@ -94,3 +99,12 @@ class BodyLimit:
         error = ApiError(413, f"the request body is larger than {self._max_bytes} bytes", code="body_too_large")
         error.headers["Connection"] = "close"
         return error
+
+
+async def _discard(receive: Receive) -> None:
+    num_bytes = 0
+    while num_bytes < MAX_DISCARDED_BYTES:
+        message = await receive()
+        num_bytes += len(message.get("body", b""))
+        if not message.get("more_body"):
+            return

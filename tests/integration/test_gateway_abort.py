@@ -1,0 +1,116 @@
+"""Cases ABORT 8 and 9: a client that leaves cancels its request at once, streamed or not, through all middleware."""
+
+import asyncio
+import contextlib
+import gc
+import logging
+
+import httpx
+import pytest
+
+from services.gateway.gateway import Gateway
+from tests.fakes.gateway_world import World, on_loop, world
+from tests.fakes.scripted_scheduler import Answer, ScriptedScheduler
+from tests.fakes.waiting import await_until
+
+KEY = "sk-test"
+EVERYTHING = {"api_keys": (KEY,), "cors_origins": ("https://page.example",), "debug_endpoints": True}
+HEADERS = {"Authorization": f"Bearer {KEY}", "Origin": "https://page.example"}
+
+
+async def leave(w: World, *, stream: bool, read: int) -> None:
+    """Open a request, read some bytes of its answer, drop the connection."""
+    body = httpx.Request(
+        "POST", w.url, json={"prompt": "p" * 300, "max_tokens": 2000, "ignore_eos": True, "stream": stream}
+    ).content
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Length: {len(body)}\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", w.port)
+    before = len(w.scheduler.submits)
+    writer.write(head.encode() + b"\r\n" + body)
+    await await_until(lambda: len(w.scheduler.submits) > before, 5, "the request was submitted")
+    if read:
+        await reader.readuntil(b"data: ")
+    writer.transport.abort()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
+
+
+@on_loop
+async def test_abort_08_a_hundred_clients_leave_after_the_first_chunk() -> None:
+    scheduler = ScriptedScheduler(lambda submit: Answer([300] * submit.max_tokens), auto=False)
+    async with world(scheduler, **EVERYTHING) as w:
+        for _ in range(100):
+            before = len(scheduler.submits)
+            leaving = asyncio.create_task(leave(w, stream=True, read=1))
+            await await_until(lambda at=before: len(scheduler.submits) > at, 5, "submitted")  # type: ignore[misc]
+            scheduler.tick()
+            await leaving
+        await w.until_idle()
+        assert len(scheduler.cancels) == 100
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@on_loop
+async def test_abort_09_leaving_before_the_first_token(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+    scheduler = ScriptedScheduler(auto=False)
+    with caplog.at_level(logging.INFO):
+        async with world(scheduler, **EVERYTHING) as w:
+            await leave(w, stream=stream, read=0)
+            await await_until(lambda: scheduler.cancels, 0.5, "the cancel reached the scheduler")
+            await w.until_idle()
+            assert await _answers(w)
+    assert "No response returned" not in caplog.text
+    assert "Traceback" not in caplog.text
+    assert " 499 " in caplog.text
+
+
+@on_loop
+async def test_abort_09_leaving_before_the_request_is_accepted() -> None:
+    scheduler = ScriptedScheduler(lambda submit: Answer(silent=True))
+    async with world(scheduler, **EVERYTHING) as w:
+        await leave(w, stream=True, read=0)
+        await await_until(lambda: scheduler.cancels, 0.5, "the cancel reached the scheduler")
+        await w.until_idle()
+
+
+async def _answers(w: World) -> bool:
+    w.scheduler.auto = True
+    response = await w.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}, headers=HEADERS)
+    return response.status_code == 200
+
+
+def _answer(gateway: Gateway) -> object:
+    """The response object of one streamed request, as the endpoint makes it."""
+    from services.gateway.api.completions import CompletionAnswer
+    from services.gateway.api.schema import CompletionRequest
+    from services.gateway.api.settings import settings_of
+
+    facts = gateway.facts()
+    settings = settings_of(CompletionRequest(stream=True, max_tokens=100), facts, 1)
+    return CompletionAnswer(gateway, settings, [[65, 66]], facts)
+
+
+@pytest.mark.parametrize("way", ["aclose", "collected", "cancelled"])
+@on_loop
+async def test_abort_08_closing_the_generator_in_any_way_cancels(way: str) -> None:
+    scheduler = ScriptedScheduler(auto=False)
+    async with world(scheduler) as w:
+        answer = _answer(w.gateway)
+        generation = answer._generation  # type: ignore[attr-defined]
+        await generation.start()
+        events = answer.events()  # type: ignore[attr-defined]
+        scheduler.tick()
+        assert b"data: " in await anext(events)
+        sleeping = asyncio.create_task(anext(events))
+        await asyncio.sleep(0)
+        if way == "cancelled":
+            sleeping.cancel()
+        else:
+            scheduler.tick()
+            await sleeping
+        if way == "aclose":
+            await events.aclose()
+        del events, sleeping
+        gc.collect()
+        await await_until(lambda: scheduler.cancels, 2, "the scheduler was told")
+        await w.until_idle()

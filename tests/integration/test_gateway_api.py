@@ -1,0 +1,500 @@
+"""Cases API 11-16, SAMPLE 17, 19 and 20, TEMPLATE 22-24: what is refused and how, and what reaches the scheduler."""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, processors
+from transformers import PreTrainedTokenizerFast
+
+from services.gateway.api.schema import unknown_fields
+from services.gateway.text import fake_tokenizer
+from services.gateway.text.tokenizer import Tokenizer as GatewayTokenizer
+from shared import fake_model
+from shared.wire import tokens
+from tests.fakes.gateway_world import World, events_of, on_loop, text_of, world
+from tests.fakes.scripted_scheduler import Answer, ScriptedScheduler
+from tests.fakes.waiting import await_until
+
+V = fake_model.VOCAB_SIZE
+L = fake_model.CONTEXT_LEN
+
+
+def error_of(response: Any, param: str | None = None) -> dict[str, Any]:
+    """The checked error object of a 400."""
+    assert response.status_code == 400, response.text
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    if param is not None:
+        assert error["param"] == param, error
+    return error
+
+
+@on_loop
+async def test_api_11_empty_prompts() -> None:
+    async with world(ScriptedScheduler()) as w:
+        for prompt in ("", [""], [], [[]], ["a", ""], [[1], []], None, 5, {"a": 1}, ["a", [1]], [None]):
+            for stream in (True, False):
+                error_of(await w.complete(prompt=prompt, stream=stream), "prompt")
+        assert not w.scheduler.submits
+        assert (await w.complete()).status_code == 200
+
+
+@on_loop
+async def test_api_12_token_ids_outside_the_vocabulary() -> None:
+    scheduler = ScriptedScheduler(auto=False)
+    async with world(scheduler) as w:
+        other = asyncio.create_task(w.complete(max_tokens=50, stream=True))
+        await await_until(lambda: scheduler.runs, 5, "a stream runs meanwhile")
+        for bias in ({str(V): 1}, {"-1": 1}, {"abc": 1}, {"5": "x"}, {"5": 1e9}, {"5": 1}):
+            error_of(await w.complete(logit_bias=bias), "logit_bias")
+        for prompt in ([-1], [V], [1.5], [True], [2**40], [0, "a"], [[0], [V]]):
+            error_of(await w.complete(prompt=prompt), "prompt")
+        for ids in ([-1], [V], [1.5], ["a"], [True]):
+            error_of(await w.complete(stop_token_ids=ids), "stop_token_ids")
+        scheduler.auto = True
+        assert (await w.complete(prompt=[0, V - 1], max_tokens=1)).status_code == 200
+        assert tokens.unpack(scheduler.submits[-1].prompt) == [0, V - 1]
+        assert (await other).text.endswith("[DONE]\n\n")
+
+
+BAD_NUMBERS = [
+    ("seed", 18446744073709551616),
+    ("seed", 1.5),
+    ("top_logprobs", 1000000),
+    ("logprobs", True),
+    ("n", 1000000),
+    ("n", 0),
+    ("n", True),
+    ("temperature", 1e300),
+    ("temperature", -1),
+    ("temperature", "hot"),
+    ("top_p", -1),
+    ("top_p", 1.0001),
+    ("min_p", 2),
+    ("repetition_penalty", 0),
+    ("repetition_penalty", 1.1),
+    ("presence_penalty", 0.5),
+    ("frequency_penalty", -2),
+    ("top_k", 0.01),
+    ("top_k", "5"),
+    ("top_k", -2),
+    ("max_tokens", 0),
+    ("max_tokens", -1),
+    ("max_tokens", 2**40),
+    ("max_tokens", True),
+    ("min_tokens", -1),
+    ("priority", 2**40),
+    ("deadline_ms", -5),
+    ("stop", [""]),
+    ("stop", ""),
+    ("stop", ["a"] * 17),
+    ("stop", 5),
+    ("stream", "yes"),
+    ("stream_options", {"include_usage": 1}),
+    ("best_of", 2),
+    ("response_format", {"type": "json_object"}),
+    ("tools", [{"type": "function", "function": {"name": "f"}}]),
+]
+
+
+@on_loop
+async def test_api_13_numbers_out_of_bounds() -> None:
+    async with world(ScriptedScheduler()) as w:
+        await w.chat(max_tokens=1)
+        num_submits = len(w.scheduler.submits)
+        for name, value in BAD_NUMBERS:
+            started = time.perf_counter()
+            response = await w.chat(**{name: value, "stream": value if name == "stream" else name == "stream_options"})
+            assert time.perf_counter() - started < 1.0
+            error_of(response, name)
+        for literal in ("NaN", "Infinity", "-Infinity", "1e999"):
+            body = '{"messages":[{"role":"user","content":"hi"}],"temperature":' + literal + "}"
+            error_of(await w.http.post("/v1/chat/completions", content=body))
+        assert len(w.scheduler.submits) == num_submits
+        assert (await w.chat(seed=-1, max_tokens=1)).status_code == 200
+
+
+@on_loop
+async def test_api_13_bodies_that_are_no_request() -> None:
+    async with world(ScriptedScheduler()) as w:
+        bodies = [b"", b"{", b"[]", b"5", b"null", b'"x"', b"\xff", b'{"prompt":"\\ud800"}', b"[" * 100_000]
+        nested = b'{"prompt":"a","x":' + b"[" * 50_000 + b"]" * 50_000 + b"}"
+        for body in [*bodies, nested, b'{"prompt":"a",}', b'{"prompt":"a"} x']:
+            for path in ("/v1/completions", "/v1/chat/completions"):
+                error_of(await w.http.post(path, content=body))
+        too_large = await w.http.post("/v1/completions", content=b" " * (8 * 1024 * 1024 + 1))
+        assert (too_large.status_code, too_large.json()["error"]["code"]) == (413, "body_too_large")
+        assert (await w.http.post("/v1/completions", content=_pieces(9))).status_code == 413
+        assert (await w.complete()).status_code == 200
+
+
+async def _pieces(num_mebibytes: int) -> AsyncIterator[bytes]:
+    """A body of unannounced length."""
+    for _ in range(num_mebibytes):
+        yield b" " * 1024 * 1024
+
+
+@on_loop
+async def test_api_13_mutated_bodies_never_give_a_5xx() -> None:
+    source = random.Random(13)
+    good = (
+        b'{"model":"default","messages":[{"role":"user","content":"hi"}],"n":2,"temperature":0.7,"top_p":0.9,'
+        b'"max_tokens":3,"stop":["x"],"stream":false,"seed":5,"top_k":3,"min_tokens":1,"prompt":"hello"}'
+    )
+    pieces = [
+        b"null",
+        b"-1",
+        b"{}",
+        b"[]",
+        b'""',
+        b"true",
+        b"1e400",
+        b"\xff",
+        b"{",
+        b"99999999999999999999",
+        b'"\\u0000"',
+    ]
+    async with world(ScriptedScheduler()) as w:
+        for round_number in range(300):
+            start = source.randrange(len(good))
+            body = good[:start] + source.choice(pieces) + good[start + source.randrange(12) :]
+            path = "/v1/completions" if round_number % 2 else "/v1/chat/completions"
+            response = await w.http.post(path, content=body)
+            assert response.status_code < 500, body
+        await w.until_idle()
+
+
+@on_loop
+async def test_api_14_unknown_fields_are_ignored_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    unknown_fields._seen.clear()
+    fields = {"user": "u1", "store": False, "service_tier": "auto", "some_typo": 3, "max_tokens": 3}
+    message = {"role": "user", "content": "hi", "name": "bob", "x_meta": {"a": 1}}
+    async with world(ScriptedScheduler()) as w:
+        with caplog.at_level(logging.INFO, "services.gateway.api.schema"):
+            for _ in range(3):
+                assert (await w.chat(messages=[message], **fields)).status_code == 200
+            for number in range(500):
+                unknown_fields.note(f"field {number}")
+    names = [record.getMessage() for record in caplog.records]
+    assert sum("some_typo" in name for name in names) == 1
+    assert sum("x_meta" in name for name in names) == 1
+    assert not any("service_tier" in name for name in names)
+    assert len(names) <= unknown_fields.MAX_NAMES
+
+
+@on_loop
+async def test_api_15_the_same_request_id_twice() -> None:
+    scheduler = ScriptedScheduler(auto=False)
+    async with world(scheduler) as w:
+        headers = {"X-Request-Id": "same"}
+        fields = {"max_tokens": 5, "seed": 1, "request_id": "same"}
+        first = asyncio.create_task(w.http.post("/v1/completions", json={**fields, "prompt": "a"}, headers=headers))
+        second = asyncio.create_task(w.http.post("/v1/completions", json={**fields, "prompt": "bb"}, headers=headers))
+        await await_until(lambda: len(scheduler.runs) == 2, 5, "both run")
+        first.cancel()
+        await await_until(lambda: len(scheduler.runs) == 1, 5, "the first is cancelled")
+        third = asyncio.create_task(w.http.post("/v1/completions", json={**fields, "prompt": "a"}, headers=headers))
+        await await_until(lambda: len(scheduler.runs) == 2, 5, "the third runs")
+        scheduler.auto = True
+        scheduler._keep_ticking()
+        answers = [await second, await third]
+        assert [answer.headers["x-request-id"] for answer in answers] == ["same", "same"]
+        texts = [answer.json()["choices"][0]["text"] for answer in answers]
+        assert texts == [
+            (await w.complete(prompt=prompt, **fields)).json()["choices"][0]["text"] for prompt in ("bb", "a")
+        ]
+
+
+@on_loop
+async def test_request_ids_are_made_up_where_missing_or_unfit() -> None:
+    async with world(ScriptedScheduler()) as w:
+        for given in (None, "x" * 200, "tab\there"):
+            headers = {} if given is None else {"X-Request-Id": given}
+            echoed = (await w.http.get("/health", headers=headers)).headers["x-request-id"]
+            assert echoed
+            assert echoed != given
+
+
+@on_loop
+async def test_api_16_lengths_around_the_context() -> None:
+    async with world(ScriptedScheduler(lambda submit: Answer([300] * submit.max_tokens))) as w:
+        for stream in (True, False):
+            for max_tokens in (None, 1, 2):
+                fields = {"max_tokens": max_tokens, "stream": stream}
+                for length in (L, L + 1, 10 * L):
+                    error = error_of(await w.complete(prompt=[5] * length, **fields))
+                    assert str(length) in error["message"]
+                    assert str(L) in error["message"]
+                    assert error["code"] == "context_length_exceeded"
+                response = await w.complete(prompt=[5] * (L - 1), **fields)
+                assert response.status_code == 200
+                assert w.scheduler.submits[-1].max_tokens == 1
+        answer = (await w.complete(prompt=[5] * (L - 1), max_tokens=1)).json()
+        assert answer["choices"][0]["finish_reason"] == "length"
+        assert answer["usage"]["completion_tokens"] == 1
+
+
+@on_loop
+async def test_max_tokens_defaults() -> None:
+    async with world(ScriptedScheduler(lambda submit: Answer([300]))) as w:
+        for fields in ({}, {"max_tokens": None}):
+            await w.complete(**fields)
+            assert w.scheduler.submits[-1].max_tokens == 16
+            await w.chat(**fields)
+            assert w.scheduler.submits[-1].max_tokens == L - len(w.scheduler.submits[-1].prompt) // 4
+        await w.chat(max_tokens=3, max_completion_tokens=5)
+        assert w.scheduler.submits[-1].max_tokens == 5
+        await w.complete(max_tokens=10 * L)
+        assert w.scheduler.submits[-1].max_tokens == L - 5
+
+
+@on_loop
+async def test_sample_17_tiny_temperatures_are_greedy() -> None:
+    async with world(ScriptedScheduler()) as w:
+        for temperature, sent in ((0, 0.0), (1e-9, 0.0), (9e-6, 0.0), (1e-4, 1e-4), (None, 1.0)):
+            await w.complete(temperature=temperature, seed=1)
+            assert w.scheduler.submits[-1].sampling.temperature == sent
+
+
+@on_loop
+async def test_sample_19_min_tokens() -> None:
+    async with world(ScriptedScheduler(lambda submit: Answer([*b"a\nb\nc\nd\ne\n"][: submit.max_tokens]))) as w:
+        answer = (await w.complete(stop=["\n"], min_tokens=4, max_tokens=10)).json()
+        assert answer["choices"][0] == {"index": 0, "text": "a\nb\nc", "logprobs": None, "finish_reason": "stop"}
+        assert answer["usage"]["completion_tokens"] == 6
+        sampling = w.scheduler.submits[-1].sampling
+        assert sampling.min_tokens == 4
+        assert tokens.unpack(sampling.stop_token_ids) == fake_model.EOS_TOKEN_IDS
+        await w.complete(min_tokens=2, stop_token_ids=[7], ignore_eos=True)
+        submit = w.scheduler.submits[-1]
+        assert tokens.unpack(submit.sampling.stop_token_ids) == [7, *fake_model.EOS_TOKEN_IDS]
+        assert (submit.ignore_eos, tokens.unpack(submit.stop_token_ids)) == (True, [7])
+        error_of(await w.complete(min_tokens=41, max_tokens=40), "min_tokens")
+        error_of(await w.complete(min_tokens=17), "min_tokens")
+
+
+@on_loop
+async def test_sample_20_what_off_means() -> None:
+    async with world(ScriptedScheduler()) as w:
+        for top_k, sent in ((-1, 0), (0, 0), (1, 1), (V, 0), (V + 1, 0), (None, 0), (5, 5)):
+            assert (await w.complete(top_k=top_k, temperature=1, seed=1)).status_code == 200
+            assert w.scheduler.submits[-1].sampling.top_k == sent
+        for top_p, sent_p, temperature in ((0, 1.0, 0.0), (1e-6, 1e-6, 1.0), (1, 1.0, 1.0), (None, 1.0, 1.0)):
+            assert (await w.complete(top_p=top_p, temperature=1, seed=1)).status_code == 200
+            sampling = w.scheduler.submits[-1].sampling
+            assert (sampling.top_p, sampling.temperature) == (sent_p, temperature)
+        error_of(await w.complete(top_p=1.0001), "top_p")
+
+
+@on_loop
+async def test_fields_for_the_scheduler_are_passed_on() -> None:
+    async with world(ScriptedScheduler()) as w:
+        await w.complete(priority=-3, deadline_ms=5000, cache_salt="tenant 7", seed=9)
+        submit = w.scheduler.submits[-1]
+        assert (submit.priority, submit.salt, submit.sampling.seed) == (-3, "tenant 7", 9)
+        assert 4000 < submit.deadline_ms <= 5000
+        await w.complete()
+        await w.complete(seed=-1)
+        seeds = [submit.sampling.seed for submit in w.scheduler.submits[-2:]]
+        assert seeds[0] != seeds[1]
+
+
+@on_loop
+async def test_seeds_of_requests_without_one_repeat_with_the_option() -> None:
+    rows = []
+    for _ in range(2):
+        async with world(ScriptedScheduler(), seed=11) as w:
+            await w.complete()
+            await w.complete()
+            rows.append([submit.sampling.seed for submit in w.scheduler.submits])
+    assert rows[0] == rows[1]
+    assert len(set(rows[0])) == 2
+
+
+@on_loop
+async def test_neutral_values_of_unsupported_fields_pass() -> None:
+    fields = {
+        "logprobs": False,
+        "top_logprobs": None,
+        "presence_penalty": 0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "logit_bias": {},
+        "tools": [],
+        "response_format": {"type": "text"},
+        "max_tokens": 1,
+    }
+    async with world(ScriptedScheduler()) as w:
+        assert (await w.chat(**fields)).status_code == 200
+        tool = {"type": "function", "function": {"name": "f"}}
+        assert (await w.chat(tools=[tool], tool_choice="none", max_tokens=1)).status_code == 200
+        assert (await w.complete(best_of=1, echo=False, suffix=None, logprobs=None)).status_code == 200
+        for name, value in (("echo", True), ("suffix", "x"), ("logprobs", 0), ("logprobs", 5)):
+            error_of(await w.complete(**{name: value}), name)
+
+
+@on_loop
+async def test_model_names() -> None:
+    async with world(ScriptedScheduler()) as w:
+        for name in (None, "default", "fake-model"):
+            assert (await w.complete(model=name)).status_code == 200
+        response = await w.chat(model="gpt-4")
+        assert response.status_code == 404
+        assert response.json()["error"]["code"] == "model_not_found"
+        assert (await w.http.get("/v1/models")).json()["data"][0]["id"] == "fake-model"
+        assert (await w.http.get("/v1/models/default")).json()["max_model_len"] == L
+        assert (await w.http.get("/v1/models/other/name")).status_code == 404
+        assert (await w.http.get("/v1/nothing")).json()["error"]["type"] == "not_found_error"
+        assert (await w.http.get("/v1/completions")).status_code == 405
+
+
+@on_loop
+async def test_template_22_messages_that_a_template_may_refuse() -> None:
+    async with world(ScriptedScheduler()) as w:
+        user = {"role": "user", "content": "hi"}
+        for messages in (
+            [{"role": "assistant", "content": "a"}],
+            [{"role": "system", "content": "s"}],
+            [user, user],
+            [{"role": "tool", "content": "t"}],
+            [{"role": "developer", "content": "d"}, user],
+            [user, {"role": "assistant", "content": None, "tool_calls": [_call("{}")]}, user],
+        ):
+            assert (await w.chat(messages=messages, max_tokens=1)).status_code == 200
+        num_submits = len(w.scheduler.submits)
+        for bad in (
+            [],
+            None,
+            "hi",
+            [5],
+            [{"role": "user"}],
+            [{"content": "no role"}],
+            [{"role": "user", "content": 5}],
+            [{"role": 5, "content": "a"}],
+            [{"role": "user", "content": None}],
+            [{"role": "assistant", "content": None, "tool_calls": [_call("{")]}],
+            [{"role": "assistant", "content": "a", "tool_calls": 5}],
+        ):
+            error_of(await w.chat(messages=bad), "messages")
+        assert len(w.scheduler.submits) == num_submits
+
+
+def _call(arguments: str) -> dict[str, Any]:
+    return {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
+def _with_template(template: str) -> GatewayTokenizer:
+    tokenizer = fake_tokenizer.fake_tokenizer()
+    tokenizer._model.chat_template = template
+    return tokenizer
+
+
+@on_loop
+async def test_template_22_a_template_that_raises_is_400() -> None:
+    for template in (
+        "{{ raise_exception('Conversation roles must alternate') }}",
+        "{{ messages[0].nothing.at.all }}",
+        "{{ 1 / 0 }}",
+        "{% for",
+    ):
+        async with world(ScriptedScheduler(), tokenizer=_with_template(template)) as w:
+            error = error_of(await w.chat(), "messages")
+            assert not w.scheduler.submits
+    assert error["message"]
+    async with world(ScriptedScheduler(), tokenizer=_with_template("{{ raise_exception('roles alternate') }}")) as w:
+        assert "roles alternate" in error_of(await w.chat())["message"]
+    async with world(ScriptedScheduler(), tokenizer=_with_template("")) as w:
+        assert "no chat template" in error_of(await w.chat())["message"]
+
+
+def _prompt(w: World) -> str:
+    return w.gateway.tokenizer.decode(tokens.unpack(w.scheduler.submits[-1].prompt), skip_special_tokens=False)
+
+
+@on_loop
+async def test_template_23_content_as_a_list_of_parts() -> None:
+    async with world(ScriptedScheduler()) as w:
+        parts = [{"type": "text", "text": "My name is Ann."}, {"type": "text", "text": " What is my name?"}]
+        split = (await w.chat(messages=[{"role": "user", "content": parts}], max_tokens=1)).json()
+        as_parts = _prompt(w)
+        joined = "My name is Ann. What is my name?"
+        plain = (await w.chat(messages=[{"role": "user", "content": joined}], max_tokens=1)).json()
+        assert as_parts == _prompt(w)
+        assert split["usage"] == plain["usage"]
+        assert "{'type'" not in as_parts
+        await w.chat(messages=[{"role": "user", "content": []}], max_tokens=1)
+        empty = _prompt(w)
+        await w.chat(messages=[{"role": "user", "content": ""}], max_tokens=1)
+        assert empty == _prompt(w)
+        for part in ({"type": "text"}, {"type": "text", "text": 5}, {"text": "x"}, "x", {"type": 5}):
+            error_of(await w.chat(messages=[{"role": "user", "content": [part]}]), "messages")
+        image = {"type": "image_url", "image_url": {"url": "data:"}}
+        assert "image_url" in error_of(await w.chat(messages=[{"role": "user", "content": [image]}]))["message"]
+
+
+@on_loop
+async def test_continue_final_message_and_generation_prompt() -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well, "}]
+    async with world(ScriptedScheduler()) as w:
+        await w.chat(messages=messages, continue_final_message=True, max_tokens=1)
+        assert _prompt(w).endswith("<|im_start|>assistant\nWell, ")
+        await w.chat(messages=messages, add_generation_prompt=False, max_tokens=1)
+        assert _prompt(w).endswith("Well, <|im_end|>\n")
+        await w.chat(messages=messages, max_tokens=1)
+        assert _prompt(w).endswith("<|im_start|>assistant\n")
+        both = {"continue_final_message": True, "add_generation_prompt": True}
+        error_of(await w.chat(messages=messages, **both), "continue_final_message")
+
+
+def _doubling_tokenizer() -> GatewayTokenizer:
+    """Its template spells BOS and its tokenizer adds BOS."""
+    backend: Tokenizer = fake_tokenizer.fake_tokenizer()._backend
+    backend.add_special_tokens([AddedToken("<|im_start|>", special=True)])
+    backend.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", fake_model.IM_START)]
+    )
+    template = "<|im_start|>{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    model = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<|im_start|>", chat_template=template)
+    return GatewayTokenizer(model, fake_model.TOKENIZER_DIGEST)
+
+
+@on_loop
+async def test_template_24_one_bos_at_most() -> None:
+    tokenizer = _doubling_tokenizer()
+    bos = fake_model.IM_START
+    async with world(ScriptedScheduler(), tokenizer=tokenizer) as w:
+
+        async def ids(path: str, **fields: Any) -> list[int]:
+            response = await w.post(path, max_tokens=1, **fields)
+            assert response.status_code == 200, response.text
+            return tokens.unpack(w.scheduler.submits[-1].prompt)
+
+        reference = tokenizer._model.apply_chat_template([{"role": "user", "content": "hi"}], return_dict=False)
+        messages = [{"role": "user", "content": "hi"}]
+        assert await ids("/v1/chat/completions", messages=messages) == reference == [bos, *b"hi"]
+        assert await ids("/v1/chat/completions", messages=messages, add_special_tokens=True) == [bos, *b"hi"]
+        assert await ids("/v1/completions", prompt="hi") == [bos, *b"hi"]
+        assert await ids("/v1/completions", prompt="<|im_start|>hi") == [bos, *b"hi"]
+        assert await ids("/v1/completions", prompt="hi", add_special_tokens=False) == [*b"hi"]
+
+
+@on_loop
+async def test_skip_special_tokens() -> None:
+    async with world(ScriptedScheduler(lambda submit: Answer([65, fake_model.END_OF_TEXT, 66]))) as w:
+        for skip, text in ((None, "AB"), (True, "AB"), (False, "A<|endoftext|>B")):
+            fields = {"skip_special_tokens": skip, "ignore_eos": True, "max_tokens": 3}
+            assert (await w.complete(**fields)).json()["choices"][0]["text"] == text
+            assert text_of(events_of((await w.complete(stream=True, **fields)).text)) == text
+
+
+@on_loop
+async def test_too_many_choices_in_all() -> None:
+    async with world(ScriptedScheduler()) as w:
+        error_of(await w.complete(prompt=["a"] * 100, n=128), "n")
+        error_of(await w.complete(prompt=["a"] * 2000), "prompt")

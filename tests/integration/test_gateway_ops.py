@@ -1,0 +1,390 @@
+"""Keys, CORS, drain, metrics, logs, and the process itself: cases OPS 43-47 as far as the gateway alone shows them."""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from services.gateway.main import MISCONFIGURED
+from services.gateway.text.fake_tokenizer import fake_tokenizer
+from shared import fake_model
+from tests.fakes.gateway_world import events_of, on_loop, text_of, world
+from tests.fakes.scripted_scheduler import Answer, ScriptedScheduler
+from tests.fakes.waiting import await_until, wait_until
+
+REPOSITORY = Path(__file__).parents[2]
+ORIGIN = "https://page.example"
+
+
+@on_loop
+async def test_without_the_key_only_health_and_ready_answer() -> None:
+    async with world(ScriptedScheduler(), api_keys=("sk-one", "sk-two"), debug_endpoints=True) as w:
+        for path in ("/health", "/ready"):
+            assert (await w.http.get(path)).status_code == 200
+        for path in ("/metrics", "/v1/models", "/v1/models/default", "/debug/state", "/nothing"):
+            for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "sk-one"}, {"api-key": "sk-one"}):
+                response = await w.http.get(path, headers=headers)
+                assert response.status_code == 401
+                assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+        assert (await w.complete()).status_code == 401
+        for key in ("sk-one", "sk-two"):
+            headers = {"Authorization": f"Bearer {key}"}
+            assert (await w.http.get("/v1/models", headers=headers)).status_code == 200
+        assert not w.scheduler.submits
+
+
+@on_loop
+async def test_ops_45_cors_is_outermost() -> None:
+    async with world(ScriptedScheduler(), api_keys=("sk-one",), cors_origins=(ORIGIN,)) as w:
+        asked = {
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "authorization, content-type",
+        }
+        preflight = await w.http.options("/v1/chat/completions", headers={"Origin": ORIGIN, **asked})
+        assert preflight.status_code == 200
+        assert preflight.headers["access-control-allow-origin"] == ORIGIN
+        assert "authorization" in preflight.headers["access-control-allow-headers"].lower()
+        key = {"Authorization": "Bearer sk-one", "Origin": ORIGIN}
+        body = {"messages": [{"role": "user", "content": "a"}], "stream": True, "max_tokens": 1}
+        for path, content, headers, status in (
+            ("/v1/chat/completions", body, key, 200),
+            ("/v1/chat/completions", body, {"Origin": ORIGIN}, 401),
+            ("/v1/chat/completions", {}, key, 400),
+            ("/v1/nothing", {}, key, 404),
+        ):
+            response = await w.http.post(path, json=content, headers=headers)
+            assert response.status_code == status
+            assert response.headers["access-control-allow-origin"] == ORIGIN
+        foreign = await w.http.post("/v1/nothing", json={}, headers={**key, "Origin": "https://else.example"})
+        assert "access-control-allow-origin" not in foreign.headers
+
+
+@on_loop
+async def test_ops_45_cors_is_off_by_default() -> None:
+    async with world(ScriptedScheduler()) as w:
+        response = await w.http.get("/health", headers={"Origin": ORIGIN})
+        assert not [name for name in response.headers if name.startswith("access-control")]
+
+
+@on_loop
+async def test_debug_state() -> None:
+    scheduler = ScriptedScheduler(auto=False)
+    async with world(scheduler, debug_endpoints=True) as w:
+        running = asyncio.create_task(w.complete(n=2))
+        await await_until(lambda: len(scheduler.runs) == 2, 5, "both choices run")
+        state = (await w.http.get("/debug/state")).json()
+        assert state == {"gateway": {"streams": 2}, "scheduler": {"waiting": 0, "running": 2, "executors": []}}
+        scheduler.auto = True
+        scheduler._keep_ticking()
+        await running
+        assert (await w.http.get("/debug/state")).json()["gateway"]["streams"] == 0
+    async with world(ScriptedScheduler()) as w:
+        assert (await w.http.get("/debug/state")).status_code == 404
+
+
+@on_loop
+async def test_debug_state_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.gateway.api.ops.STATE_TIMEOUT_S", 0.05)
+    async with world(ScriptedScheduler(), debug_endpoints=True) as w:
+        w.scheduler.mute_state = True
+        assert (await w.http.get("/debug/state")).status_code == 503
+
+
+def _sample(metrics: str, name: str, *labels: str) -> float:
+    """The sum of a metric's samples that carry all of ``labels``."""
+    lines = [
+        line for line in metrics.splitlines() if line.startswith((f"paternoster:{name}{{", f"paternoster:{name} "))
+    ]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if all(label in line for label in labels))
+
+
+@on_loop
+async def test_metrics_count_what_happened() -> None:
+    scheduler = ScriptedScheduler()
+    async with world(scheduler) as w:
+        await w.complete(max_tokens=5, n=2)
+        await w.chat(max_tokens=5, stream=True)
+        await w.complete(prompt="")
+        await w.http.get("/some/unknown/path")
+        scheduler.script = lambda submit: Answer(reject=("queue_full", "full", 0))
+        await w.complete()
+        scheduler.script = lambda submit: Answer([300] * 10)
+        scheduler.auto = False
+        leaving = asyncio.create_task(w.complete(max_tokens=10))
+        await await_until(lambda: scheduler.runs, 5, "it runs")
+        leaving.cancel()
+        await w.until_idle()
+        metrics = (await w.http.get("/metrics")).text
+        assert _sample(metrics, "generation_tokens_total") == 15
+        assert _sample(metrics, "time_to_first_token_seconds_count") == 2
+        assert _sample(metrics, "inter_token_latency_seconds_count") == 3 * 4
+        assert _sample(metrics, "request_success_total", 'finished_reason="length"') == 3
+        assert _sample(metrics, "request_success_total", 'finished_reason="abort"') == 1
+        assert _sample(metrics, "http_requests_total", 'status="4xx"', 'route="/v1/completions"') == 3
+        assert _sample(metrics, "http_requests_total", 'route="other"') == 1
+        assert _sample(metrics, "gateway_streams") == 0
+
+
+@on_loop
+async def test_ops_46_health_answers_while_long_texts_are_tokenized() -> None:
+    scheduler = ScriptedScheduler(auto=False)
+    async with world(scheduler) as w:
+        work = [asyncio.create_task(w.complete(prompt="many words " * 90_000)) for _ in range(3)]
+        work.append(asyncio.create_task(w.http.post("/v1/completions", content=b'{"prompt": "' + b"a" * 5_000_000)))
+        slowest = 0.0
+        while not all(task.done() for task in work):
+            started = time.perf_counter()
+            assert (await w.http.get("/health")).status_code == 200
+            slowest = max(slowest, time.perf_counter() - started)
+            await asyncio.wait(work, timeout=0.02)
+        assert [task.result().status_code for task in work] == [400] * 4
+        assert slowest < 1.0  # 0.2 where nothing else runs
+
+
+@on_loop
+async def test_ops_47_no_log_line_quotes_a_request(caplog: pytest.LogCaptureFixture) -> None:
+    secret = "SECRET-77"
+    with caplog.at_level(logging.INFO):
+        scheduler = ScriptedScheduler(lambda submit: Answer([*secret.encode()], "error", "executor error"))
+        async with world(scheduler) as w:
+            headers = {"Authorization": f"Bearer {secret}"}
+            await w.complete(prompt=secret * 800)
+            await w.complete(prompt=secret, stop_token_ids=[-1], headers=secret)
+            await w.complete(prompt=secret, temperature=secret)
+            await w.chat(messages=[{"role": "user", "content": secret}], stream=True)
+            await w.chat(messages=[{"role": secret, "content": secret}], model=secret)
+            await w.http.post("/v1/completions", content=secret, headers=headers)
+            scheduler.auto = False
+            leaving = asyncio.create_task(w.complete(prompt=secret))
+            await await_until(lambda: scheduler.runs, 5, "it runs")
+            leaving.cancel()
+            await w.until_idle()
+            for _ in range(50):
+                await w.http.get("/health")
+                await w.http.get("/metrics")
+    assert secret not in caplog.text
+    access = [record for record in caplog.records if record.name == "services.gateway.access"]
+    assert len(access) == 7
+    assert not any("/health" in record.getMessage() for record in access)
+
+
+@on_loop
+async def test_ops_47_a_crash_tells_its_place_but_not_its_words(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = "-".join(["SECRET", "77"])  # the line of code that raises is in the log
+    async with world(ScriptedScheduler()) as w:
+
+        def broken(*_: object, **__: object) -> None:
+            raise RuntimeError(secret)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(w.gateway.tokenizer, "encode", broken)
+            response = await w.complete()
+            assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
+        with monkeypatch.context() as patch:
+            patch.setattr("services.gateway.text.detokenizer.ByteDetokenizer.decode", broken)
+            for stream in (True, False):
+                response = await w.complete(stream=stream)
+                assert "internal_error" in response.text
+        assert (await w.complete()).status_code == 200
+        await w.until_idle()
+    assert secret not in caplog.text
+    assert "Traceback" in caplog.text
+
+
+# The process.
+
+
+class Process:
+    """A gateway process on an inherited socket, in front of a scheduler of the test's loop."""
+
+    def __init__(self, scheduler: ScriptedScheduler, **options: object) -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.port = listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        fields = {"name": "g", "scheduler": scheduler.endpoint, "backend": "fake", "fd": listener.fileno(), **options}
+        code = f"""
+import sys
+from services.gateway.main import run
+from services.gateway.options import GatewayOptions
+code = run(GatewayOptions(**{fields!r}))
+assert not {{"torch", "triton"}} & sys.modules.keys()
+sys.exit(code)
+"""
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            cwd=REPOSITORY,
+            pass_fds=[listener.fileno()],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        listener.close()
+
+    async def ended(self) -> tuple[int, str]:
+        """Its exit code and log."""
+        _, log = await asyncio.to_thread(self.process.communicate, None, 20)
+        return self.process.returncode, log
+
+
+@pytest.fixture(name="processes")
+def _processes() -> Iterator[list[Process]]:
+    """Processes to end, however the test ends."""
+    started: list[Process] = []
+    yield started
+    for one in started:
+        if one.process.poll() is None:
+            one.process.kill()
+        one.process.communicate()
+
+
+async def _drained(processes: list[Process], drain_timeout_s: float, num_signals: int) -> tuple[str, int, str]:
+    """A stream is running when the signals come: its text, the exit code, the log."""
+    async with (
+        ScriptedScheduler(auto=False) as scheduler,
+        httpx.AsyncClient(timeout=20) as http,
+        httpx.AsyncClient(timeout=20) as kept,
+    ):
+        one = Process(scheduler, drain_timeout_s=drain_timeout_s)
+        processes.append(one)
+        await await_until(lambda: scheduler._router.peers() or one.process.poll() is not None, 20, "it joined")
+        assert (await kept.get(f"{one.url}/health")).status_code == 200
+        body = {"prompt": "a", "max_tokens": 5, "stream": True}
+        stream = asyncio.create_task(http.post(f"{one.url}/v1/completions", json=body))
+        await await_until(lambda: scheduler.runs, 5, "the stream runs")
+        one.process.send_signal(signal.SIGTERM)
+        await _until_draining(kept, one.url)
+        if num_signals == 2:
+            one.process.send_signal(signal.SIGTERM)
+        elif drain_timeout_s > 1:
+            scheduler.auto = True
+            scheduler._keep_ticking()
+        try:
+            text = (await stream).text
+        except httpx.HTTPError:
+            text = ""
+        code, log = await one.ended()
+    return text, code, log
+
+
+async def _until_draining(kept: httpx.AsyncClient, url: str) -> None:
+    async with asyncio.timeout(5):
+        while (await kept.get(f"{url}/ready")).status_code == 200:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    assert (await kept.get(f"{url}/health")).status_code == 200
+    response = await kept.post(f"{url}/v1/completions", json={"prompt": "a"})
+    assert response.status_code == 503
+    assert response.headers["connection"] == "close"
+    assert "retry-after" in response.headers
+
+
+@on_loop
+async def _run_drains(processes: list[Process], results: list[tuple[str, int, str]]) -> None:
+    results += await asyncio.gather(
+        _drained(processes, 30, 1),
+        _drained(processes, 0.5, 1),
+        _drained(processes, 30, 2),
+    )
+
+
+def test_ops_44_sigterm_drains(processes: list[Process]) -> None:
+    results: list[tuple[str, int, str]] = []
+    _run_drains(processes, results)
+    (patient, patient_code, log), (cut, cut_code, _), (_, now_code, _) = results
+    assert (patient_code, cut_code, now_code) == (0, 0, 0)
+    assert len(text_of(events_of(patient)).split()) == 5
+    assert "shutting down" in events_of(cut)[-2]["error"]["message"]
+    assert cut.endswith("data: [DONE]\n\n")
+    assert "Traceback" not in log
+
+
+@pytest.fixture(name="folder", scope="module")
+def _folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder as transformers writes it."""
+    folder = tmp_path_factory.mktemp("model")
+    fake_tokenizer()._model.save_pretrained(folder)
+    return folder
+
+
+def test_a_gateway_with_a_model_folder_starts_and_serves_without_torch(processes: list[Process], folder: Path) -> None:
+    assert (folder / "tokenizer.json").exists()
+
+    @on_loop
+    async def body() -> None:
+        from hashlib import sha256
+
+        digest = sha256((folder / "tokenizer.json").read_bytes()).hexdigest()
+        facts = fake_model.facts()
+        facts = type(facts)("m", facts.vocab_size, facts.context_len, facts.eos_token_ids, digest)
+        async with ScriptedScheduler(facts=facts) as scheduler, httpx.AsyncClient(timeout=20) as http:
+            one = Process(scheduler, backend="torch", model=str(folder), served_model_name="m")
+            processes.append(one)
+            await await_until(lambda: scheduler._router.peers() or one.process.poll() is not None, 20, "it joined")
+            message = {"role": "user", "content": "hi"}
+            answer = await http.post(f"{one.url}/v1/chat/completions", json={"messages": [message], "max_tokens": 3})
+            assert answer.status_code == 200, answer.text
+            one.process.send_signal(signal.SIGINT)
+            code, log = await one.ended()
+            assert (code, "Traceback" in log) == (0, False), log
+
+    body()
+
+
+def _exit_of(**options: object) -> tuple[int, str]:
+    code = f"""
+from services.gateway.main import run
+from services.gateway.options import GatewayOptions
+raise SystemExit(run(GatewayOptions(**{options!r})))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False
+    )
+    return done.returncode, done.stderr
+
+
+def test_what_a_restart_will_not_mend_ends_with_78_and_one_line(tmp_path: Path) -> None:
+    assert MISCONFIGURED == 78
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, log = _exit_of(name="g", backend="fake", port=port)
+        assert (code, "cannot listen" in log, len(log.splitlines())) == (78, True, 1)
+        code, log = _exit_of(name="g", backend="fake", port=0, metrics_port=port)
+        assert (code, "cannot serve metrics" in log, len(log.splitlines())) == (78, True, 1)
+    code, log = _exit_of(name="g", model=str(tmp_path), port=0)
+    assert (code, "tokenizer" in log, len(log.splitlines())) == (78, True, 1)
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"nothing": "here"}))
+    assert _exit_of(name="g", model=str(tmp_path), port=0)[0] == 78
+
+
+def test_two_gateways_before_one_scheduler_with_metrics_ports_of_their_own(processes: list[Process]) -> None:
+    @on_loop
+    async def body() -> None:
+        ports = []
+        for _ in range(2):
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                ports.append(free.getsockname()[1])
+        async with ScriptedScheduler() as scheduler, httpx.AsyncClient(timeout=20) as http:
+            for port in ports:
+                processes.append(Process(scheduler, metrics_port=port))
+            await await_until(lambda: len(scheduler._router.peers()) == 2, 20, "both joined")
+            for one, port in zip(processes, ports, strict=True):
+                assert (await http.get(f"{one.url}/health")).status_code == 200
+                assert "gateway_streams" in (await http.get(f"http://127.0.0.1:{port}/metrics")).text
+                assert (await http.get(f"http://127.0.0.1:{port}/health")).status_code == 200
+            os.kill(processes[0].process.pid, signal.SIGKILL)
+            await await_until(lambda: len(scheduler._router.peers()) == 1, 10, "the killed one is noticed")
+            processes[1].process.send_signal(signal.SIGTERM)
+            assert (await processes[1].ended())[0] == 0
+
+    body()
+    wait_until(lambda: all(one.process.poll() is not None for one in processes), 5, "both ended")
