@@ -7,6 +7,9 @@ scheduler may send next.
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
 
 from services.executor.backend import StepError, StepOutput
 from services.executor.backends.fake import FakeBackend
@@ -24,10 +27,15 @@ class FaultyBackend(FakeBackend):
         super().__init__(facts, limits)
         self.fault: Callable[[StepBatch], StepError | None] | None = None
         self.spoil: Callable[[StepBatch], dict[int, str]] | None = None
+        self.poison: dict[int, bool] = {}
+        """Seeds of requests that make every step fail that samples for them, and whether the executor dies of it."""
 
     def run(self, batch: StepBatch) -> StepOutput:
         """Write KV first: a step that fails may well have written some."""
         output = super().run(batch)
+        for sample in batch.samples:
+            if sample.sampling.seed in self.poison:
+                raise StepError("poisoned", fatal=self.poison[sample.sampling.seed])
         if self.fault is not None:
             fault, self.fault = self.fault, None
             error = fault(batch)
@@ -64,8 +72,16 @@ class ModelExecutor:
         """Run the oldest plan."""
         answer = self.stepper.step(self.plans.popleft())
         assert not (isinstance(answer, BatchFailed) and answer.kind == "bad_plan"), answer.detail
+        if isinstance(answer, BatchResult):
+            answer = msgspec.structs.replace(answer, run_us=self._run_us())
         self.oracle.answered(answer)
         return codec.executor_to_scheduler.decode(codec.encode(answer))
+
+    def _run_us(self) -> int:
+        """A made-up time that follows the rule the scheduler believes in, so that worlds repeat to the byte."""
+        counts = self.oracle.sent[0].rows
+        rows, reads = sum(row.end - row.start for row in counts), sum(row.end * (row.end - row.start) for row in counts)
+        return 1500 + 700 * rows + 50 * reads
 
     def restart(self) -> None:
         """A new session: nothing of the old one counts."""
@@ -91,12 +107,22 @@ class OracleLane:
         return self.known - self.scheduled
 
 
+class SentRow(NamedTuple):
+    """One row of work that was sent."""
+
+    lane: int
+    seq: int
+    start: int
+    end: int
+    sample: bool
+
+
 @dataclass
 class SentStep:
-    """Work of a plan not answered yet: each lane's seq and end, and whether it samples."""
+    """Work of a plan not answered yet."""
 
     number: int
-    rows: list[tuple[int, int, int, bool]]
+    rows: list[SentRow]
     doomed: bool = False
 
 
@@ -111,7 +137,6 @@ class PlanOracle:
         self.confirmed = -1
         self.left_out: list[OracleLane] = []
         """Lanes with one token to compute that the latest plan does not work on."""
-        self.num_rows = 0
 
     def planned(self, plan: BatchPlan) -> None:
         """Check a plan against all plans and answers before it."""
@@ -140,7 +165,7 @@ class PlanOracle:
             assert row.sample == (end == lane.known), "P4"
             lane.scheduled = end
             lane.known += row.sample
-            step.rows.append((row.lane, lane.seq, end, row.sample))
+            step.rows.append(SentRow(row.lane, lane.seq, row.start, end, row.sample))
         for lane in self.lanes.values():
             needed = -(-max(lane.scheduled, lane.reached) // self.limits.block_size)
             assert len(lane.blocks) == needed, "B5"
@@ -152,19 +177,19 @@ class PlanOracle:
         assert step.number == answer.step
         self.confirmed = step.number
         if isinstance(answer, BatchResult):
-            for number, seq, end, _ in step.rows:
-                lane = self.lanes.get(number)
-                if lane is not None and lane.seq == seq:
-                    lane.computed = end
+            for row in step.rows:
+                lane = self.lanes.get(row.lane)
+                if lane is not None and lane.seq == row.seq:
+                    lane.computed = row.end
         elif not step.doomed:
             for failed in [step, *self.sent]:
                 failed.doomed = True
                 self._roll_back(failed)
 
     def _roll_back(self, step: SentStep) -> None:
-        for number, seq, _, sample in step.rows:
-            lane = self.lanes.get(number)
-            if lane is not None and lane.seq == seq:
+        for row in step.rows:
+            lane = self.lanes.get(row.lane)
+            if lane is not None and lane.seq == row.seq:
                 lane.reached = max(lane.reached, lane.scheduled)
                 lane.scheduled = lane.computed
-                lane.known -= sample
+                lane.known -= row.sample

@@ -1,4 +1,4 @@
-"""A tiny world around the real scheduler core: gateways, executors with the real lane mirror, time, and what may befall.
+"""A tiny world around the real scheduler core: gateways, executors with the real lane mirror, time, and accidents.
 
 Every event goes through ``World.happen``, which carries the actions out, checks every message against what an
 undisturbed run would have brought, and checks the scheduler's invariants. Nothing here sleeps or knows real time.
@@ -27,11 +27,10 @@ from services.scheduler.core.events import (
     Submitted,
     TimePassed,
 )
-from services.scheduler.core.ledger import SUSPECT_FAILURES
 from services.scheduler.core.limits import Settings
 from services.scheduler.core.machine import Scheduler
 from shared.wire import tokens
-from shared.wire.executor import Admit, BatchPlan, BatchResult, ExecutorWelcome, Work, batch_plan
+from shared.wire.executor import Admit, BatchFailed, BatchPlan, BatchResult, ExecutorWelcome, Work, batch_plan
 from shared.wire.facts import ExecutorLimits, ModelFacts
 from shared.wire.gateway import Accepted, Availability, Delta, GatewayWelcome, Rejected, Submit, Tokens
 from shared.wire.sampling import Sampling
@@ -40,6 +39,8 @@ from tests.fakes.model_executor import ModelExecutor
 VOCAB = 2
 EOS = 1
 CONTEXT = 24
+POISON = {666: False, 667: True}
+"""Seeds of requests that make every step fail they take part in; of the second kind executors die."""
 FACTS = ModelFacts("tiny", VOCAB, CONTEXT, [EOS], "fake")
 
 
@@ -152,7 +153,10 @@ class World:
         self.availability: dict[str, bool] = {}
         self.mishaps = 0
         """Failed steps and lost executors."""
+        self.accidents = 0
+        """Those of them that no poisoned request caused."""
         self.numbers = 0
+        self.broken = False
 
     # What may happen.
 
@@ -168,6 +172,7 @@ class World:
 
     def join_executor(self, limits: ExecutorLimits) -> ModelExecutor:
         executor = ModelExecutor(f"executor-{self._number()}", self.facts, limits, self.settings.max_inflight)
+        executor.backend.poison = POISON
         self.executors[executor.id] = executor
         self.happen(ExecutorJoined(executor.id, executor.hello))
         return executor
@@ -175,6 +180,7 @@ class World:
     def kill_executor(self, executor_id: str) -> None:
         del self.executors[executor_id]
         self.mishaps += 1
+        self.accidents += 1
         self.happen(ExecutorLeft(executor_id, "killed"))
 
     def submit(self, gateway: str, prompt: list[int], max_tokens: int, **fields: object) -> Stream:
@@ -211,6 +217,7 @@ class World:
         """Make the next step with work fail; ``blame_row`` names a culprit."""
 
         def fault(batch: object) -> StepError:
+            self.accidents += 1
             lanes = [batch.lanes[blame_row % len(batch.lanes)]] if blame_row is not None else []  # type: ignore[attr-defined]
             self._blame(executor_id, lanes)
             return StepError("told to fail", lanes=lanes, fatal=fatal)
@@ -235,6 +242,41 @@ class World:
                 request = lane.request
                 self.streams[request.gateway][request.submit.request_id].blamed = True
 
+    def tell_old_news(self, executor_id: str, step_behind: int, epoch_behind: int) -> None:
+        """R14: an answer of another epoch, of a step answered before or of a stranger changes nothing."""
+        core = self.scheduler.executors[executor_id]
+        step = core.confirmed - step_behind if not epoch_behind else core.confirmed + 1
+        if step < 0:
+            return
+        before = self._state()
+        result = BatchResult(self.epoch - epoch_behind, step, *[tokens.pack([0])] * 3)
+        assert self.happen(StepDone(executor_id, result)) == []
+        assert self.happen(StepDone("executor-nobody", result)) == []
+        assert self.happen(StepFailed(executor_id, BatchFailed(self.epoch - epoch_behind, step, "error"))) == []
+        assert self._state() == before, "R14"
+
+    def lie(self, executor_id: str, token: int) -> None:
+        """An executor that answers what no executor may answer is dropped."""
+        executor = self.executors[executor_id]
+        if not executor.plans:
+            return
+        answer = executor.run()
+        if isinstance(answer, BatchResult):
+            columns = [column + tokens.pack([token]) for column in (answer.sample_lanes, answer.sample_seqs)]
+            lie = BatchResult(answer.epoch, answer.step, *columns, answer.sample_tokens + tokens.pack([token]))
+            actions = self.happen(StepDone(executor_id, lie))
+            assert any(isinstance(action, DropExecutor) for action in actions)
+        else:
+            self.happen(StepFailed(executor_id, answer))
+
+    def _state(self) -> object:
+        lanes = [
+            (executor.id, lane.number, lane.seq, lane.scheduled, lane.computed, lane.promised, list(lane.tokens))
+            for executor in self.scheduler.executors.values()
+            for lane in executor.lanes.values()
+        ]
+        return self.scheduler.snapshot(), lanes, [r.rank for r in self.scheduler.ledger.queue.all()]
+
     def pass_time(self, ms: int) -> None:
         self.now_ms += ms
         deadline = self.scheduler.next_deadline_ms()
@@ -242,7 +284,7 @@ class World:
             self.happen(TimePassed())
 
     def restart_scheduler(self, executors_first: bool) -> None:
-        """The scheduler dies; its successor hears every hello again, and live streams are submitted with their output."""
+        """The scheduler dies; its successor hears every hello again and gets live streams with their output."""
         self.check_replay()
         self.log, self.actions = [], []
         self.epoch += 1
@@ -267,12 +309,14 @@ class World:
 
     def happen(self, event: Event) -> list[Action]:
         """Let the scheduler handle an event and carry its actions out."""
+        self.broken = True
         actions = self.scheduler.handle(event, self.now_ms)
         self.log.append((event, self.now_ms))
         self.actions.append(actions)
         for action in actions:
             self._carry_out(action)
         self.check()
+        self.broken = False
         return actions
 
     def _carry_out(self, action: Action) -> None:
@@ -284,7 +328,8 @@ class World:
                     assert isinstance(message, ExecutorWelcome)
             case DropExecutor(executor_id) | RefuseExecutor(executor_id):
                 self.mishaps += 1
-                self.executors.pop(executor_id, None)
+                if self.executors.pop(executor_id, None) is not None:
+                    self.accidents += 1  # hung or lying; one that died of its last step is no longer there
             case ToGateway(gateway, message):
                 self._receive(gateway, message)
 
@@ -334,6 +379,7 @@ class World:
             assert stream.blamed, "a neighbour pays for another request's failure"
         elif stream.error.startswith("given up after"):
             assert self.mishaps >= 3
+            assert stream.submit.sampling.seed in POISON or self.accidents >= 1, "a neighbour pays for a poisoned one"
         elif "no executor" in stream.error:
             assert not any(fits(stream, executor) for executor in self.executors.values())
         else:
@@ -370,7 +416,7 @@ class World:
     def drain(self, most_steps: int = 20_000) -> None:
         """R10, R11: with a live executor everything ends in a bounded number of steps and leaves nothing anywhere."""
         for _ in range(most_steps):
-            if not any([self.run_step(executor_id) for executor_id in list(self.executors)]):
+            if not self._run_a_step_each():
                 deadline = self.scheduler.next_deadline_ms()
                 if deadline is None:
                     break
@@ -381,16 +427,14 @@ class World:
         assert self.scheduler.ledger.num_waiting == self.scheduler.ledger.num_running == 0, "R11"
         for core in self.scheduler.executors.values():
             assert core.pool.num_free == core.pool.num_blocks, "R11: a block is not free"
-            assert not (core.lanes or core.inflight or core.retires), "R11"
+            assert not core.lanes, "R11"
+            assert not core.inflight, "R11"
+            assert not core.retires, "R11"
         self.check_replay()
 
-    def has_suspects(self) -> bool:
-        """Whether some request is due to be tried alone."""
-        return any(
-            request.failures >= SUSPECT_FAILURES
-            for requests in self.scheduler.ledger.requests.values()
-            for request in requests.values()
-        )
+    def _run_a_step_each(self) -> bool:
+        ran = [self.run_step(executor_id) for executor_id in list(self.executors) if executor_id in self.executors]
+        return any(ran)
 
     def _number(self) -> int:
         self.numbers += 1

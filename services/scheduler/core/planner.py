@@ -36,7 +36,7 @@ class Draft:
     def chunk(self, lane: Lane, num_tokens: int) -> None:
         """Compute the next tokens of a prefill; sample at the last known one."""
         start, end = lane.scheduled, lane.scheduled + num_tokens
-        sample = end == len(lane.tokens) + lane.promised
+        sample = end == lane.known
         self.lanes.append(lane.number)
         self.starts.append(start)
         self.counts.append(num_tokens)
@@ -78,7 +78,7 @@ class Planner:
 
         ``num_asked`` executors can plan at this moment and share what waits.
         """
-        if any(step.doomed or step.solo for step in executor.inflight):
+        if any(step.solo for step in executor.inflight):
             return None
         suspect = self._suspect(executor)
         if suspect is not None and executor.inflight:

@@ -48,8 +48,7 @@ def confirm(executor: Executor, step: Step, result: BatchResult, ledger: Ledger)
         ledger.counters.computed_tokens += step.rows
         executor.steps_done += 1
     for lane, end in step.chunks:
-        if not lane.closed:
-            lane.computed = end
+        lane.computed = end
     _deliver(sampled, new_tokens, result.sample_tokens, ledger)
     for lane, detail in failed:
         if not lane.closed:
