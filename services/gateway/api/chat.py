@@ -10,10 +10,11 @@ from services.gateway.api.endpoint import gateway_of
 from services.gateway.api.errors import invalid
 from services.gateway.api.prompts import messages_of
 from services.gateway.api.schema import ChatRequest, parse
-from services.gateway.api.settings import settings_of
+from services.gateway.api.settings import prompt_too_long, settings_of
 from services.gateway.choice import Update
 from services.gateway.sse import ChatEvents
 from services.gateway.text.chat_template import TemplateError, chat_prompt
+from services.gateway.text.tokenizer import TooLong
 
 
 class ChatAnswer(Answer):
@@ -51,10 +52,13 @@ async def chat(request: Request) -> Answer:
             add_generation_prompt=not continue_final and fields.add_generation_prompt is not False,
             continue_final=continue_final,
             add_special_tokens=bool(fields.add_special_tokens),
+            max_tokens=facts.context_len,
         )
 
     try:
         prompt = await gateway.in_thread(encode)
     except TemplateError as error:
         raise invalid(str(error), "messages") from None
+    except TooLong as error:
+        raise prompt_too_long(error.num_tokens, facts) from None
     return ChatAnswer(gateway, settings, [prompt], facts)

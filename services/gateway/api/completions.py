@@ -10,10 +10,12 @@ from services.gateway.api.endpoint import gateway_of
 from services.gateway.api.errors import invalid
 from services.gateway.api.prompts import Prompt, check_token_ids, prompts_of
 from services.gateway.api.schema import CompletionRequest, parse
-from services.gateway.api.settings import settings_of
+from services.gateway.api.settings import prompt_too_long, settings_of
 from services.gateway.choice import Update
 from services.gateway.gateway import Gateway
 from services.gateway.sse import CompletionEvents
+from services.gateway.text.tokenizer import TooLong
+from shared.wire.facts import ModelFacts
 
 
 class CompletionAnswer(Answer):
@@ -44,21 +46,27 @@ async def completions(request: Request) -> Answer:
     for prompt in given:
         if not isinstance(prompt, str):
             check_token_ids(prompt, facts.vocab_size, "prompt")
-    prompts = await _encoded(gateway, given, fields.add_special_tokens is not False)
+    prompts = await _encoded(gateway, given, facts, add_special_tokens=fields.add_special_tokens is not False)
     return CompletionAnswer(gateway, settings, prompts, facts)
 
 
-async def _encoded(gateway: Gateway, given: Sequence[Prompt], add_special_tokens: bool) -> list[list[int]]:
+async def _encoded(
+    gateway: Gateway, given: Sequence[Prompt], facts: ModelFacts, *, add_special_tokens: bool
+) -> list[list[int]]:
+    def ids_of(prompt: Prompt) -> list[int]:
+        if not isinstance(prompt, str):
+            return prompt
+        return gateway.tokenizer.encode(prompt, add_special_tokens=add_special_tokens, max_tokens=facts.context_len)
+
     def encode() -> list[list[int]]:
-        tokenizer = gateway.tokenizer
-        return [
-            tokenizer.encode(prompt, add_special_tokens=add_special_tokens) if isinstance(prompt, str) else prompt
-            for prompt in given
-        ]
+        return [ids_of(prompt) for prompt in given]
 
     if not any(isinstance(prompt, str) for prompt in given):
         return [prompt for prompt in given if not isinstance(prompt, str)]
-    prompts = await gateway.in_thread(encode)
+    try:
+        prompts = await gateway.in_thread(encode)
+    except TooLong as error:
+        raise prompt_too_long(error.num_tokens, facts) from None
     if not all(prompts):
         raise invalid("prompt must have at least one token", "prompt")
     return prompts

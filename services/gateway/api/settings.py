@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.gateway.api.errors import invalid
+from services.gateway.api.errors import ApiError, invalid
 from services.gateway.api.prompts import check_token_ids
 from services.gateway.api.schema import ChatRequest, GenerationRequest
 from shared.wire import tokens
@@ -53,11 +53,7 @@ class Settings:
         """The wire message of one choice of one prompt. Raises ApiError (400) for a prompt that leaves no room."""
         room = facts.context_len - len(prompt)
         if room <= 0:
-            raise invalid(
-                f"the prompt has {len(prompt)} tokens, but the model's context length is {facts.context_len} tokens "
-                "and at least one must be left for the answer",
-                code="context_length_exceeded",
-            )
+            raise prompt_too_long(len(prompt), facts)
         max_tokens = min(room, self.max_tokens or room)
         min_tokens = min(self.min_tokens, max_tokens)
         sampling = Sampling(
@@ -131,6 +127,15 @@ def _token_limits(request: GenerationRequest) -> tuple[int | None, int]:
     if max_tokens is not None and min_tokens > max_tokens:
         raise invalid(f"min_tokens ({min_tokens}) must not be above {name} ({max_tokens})", "min_tokens")
     return max_tokens, min_tokens
+
+
+def prompt_too_long(num_tokens: int, facts: ModelFacts) -> ApiError:
+    """400: the prompt leaves no room in the context; names both numbers."""
+    return invalid(
+        f"the prompt has {num_tokens} tokens, but the model's context length is {facts.context_len} tokens "
+        "and at least one must be left for the answer",
+        code="context_length_exceeded",
+    )
 
 
 def choice_seed(seed: int, choice: int) -> int:

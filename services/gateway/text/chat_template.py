@@ -20,8 +20,9 @@ def chat_prompt(
     add_generation_prompt: bool,
     continue_final: bool,
     add_special_tokens: bool,
+    max_tokens: int,
 ) -> list[int]:
-    """Token ids of the whole conversation, at least one. Raises TemplateError."""
+    """Token ids of the whole conversation, at least one. Raises TemplateError, or TooLong above ``max_tokens``."""
     if not tokenizer.has_chat_template:
         raise TemplateError("the model has no chat template; use /v1/completions")
     try:
@@ -31,7 +32,7 @@ def chat_prompt(
     except Exception as error:
         detail = str(error).split("\n")[0][:500] or type(error).__name__
         raise TemplateError(f"the chat template does not take these messages: {detail}") from None
-    ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    ids = tokenizer.encode(text, add_special_tokens=add_special_tokens, max_tokens=max_tokens)
     if not ids:
         raise TemplateError("the chat template made an empty prompt of these messages")
     return ids

@@ -24,7 +24,7 @@ def fake_tokenizer() -> tokenizer.Tokenizer:
         text = spelled.decode() if token_id in specials else "".join(alphabet[byte] for byte in spelled)
         vocabulary[text] = token_id
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(text, special=True) for text in fake_model.SPECIAL_TOKENS])
     model = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]

@@ -14,6 +14,14 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 
+class TooLong(ValueError):
+    """A text has ``num_tokens`` tokens, more than were allowed."""
+
+    def __init__(self, num_tokens: int) -> None:
+        super().__init__(f"{num_tokens} tokens")
+        self.num_tokens = num_tokens
+
+
 class Tokenizer:
     """One loaded tokenizer. All methods may be called from several threads at once."""
 
@@ -38,12 +46,19 @@ class Tokenizer:
         digest = hashlib.sha256((folder / "tokenizer.json").read_bytes()).hexdigest()
         return cls(PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True), digest)
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Ids of ``text``. A text that spells its own leading BOS does not get a second one."""
-        ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+    def encode(self, text: str, *, add_special_tokens: bool, max_tokens: int | None = None) -> list[int]:
+        """Ids of ``text``. A text that spells its own leading BOS does not get a second one.
+
+        Raises TooLong for more than ``max_tokens``.
+        """
+        # Of the backend's ways to encode, only those for batches let other threads run meanwhile.
+        encoding = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        if max_tokens is not None and len(encoding) > max_tokens:
+            raise TooLong(len(encoding))  # before a million ids become Python's, which no thread can run beside
+        ids: list[int] = encoding.ids
         if len(ids) > 1 and ids[0] == ids[1] == self._model.bos_token_id:
             del ids[0]
-        return list(ids)
+        return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Text of all ``ids`` at once."""
