@@ -20,12 +20,10 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-# The default model lies in the user's cache folder; the stamp only saves asking.
-$(VENV)/model: $(VENV)/installed
-	$(BIN)/paternoster model fetch default
-	touch $@
+setup: $(VENV)/installed ## Make .venv, install, fetch the default model
+	@$(BIN)/paternoster model fetch default >/dev/null
 
-setup: $(VENV)/installed $(VENV)/model ## Make .venv, install, fetch the default model
+up: $(VENV)/installed $(VENV)/model ## Make .venv, install, fetch the default model
 
 up: $(VENV)/installed ## Serve http://127.0.0.1:8000; options: make up ARGS="--executors 2 --port 9000"
 	@exec $(BIN)/paternoster up $(ARGS)
