@@ -36,7 +36,7 @@ SHUTDOWN_S = 3
 
 def run(options: GatewayOptions) -> int:
     """Serve until told to stop; returns the exit code."""
-    log.setup("gateway", options.log_level)
+    log.setup(options.name, options.log_level)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
         tokenizer = load_tokenizer(options)
