@@ -15,6 +15,7 @@ from tools.model import cached
 
 
 def main(max_tokens: int, path: Path) -> None:
+    torch.set_num_threads(1)  # threads that wait for each other are slower than one on a machine that is busy
     folder = cached("default", lambda line: None)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

@@ -5,14 +5,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.executor.kernels.cpu.library import CpuKernels
+from services.executor.kernels.cpu.library import CpuLibrary
 
 BLOCK_SIZE = 16
 
 
 @pytest.fixture(scope="module")
-def kernels() -> CpuKernels:
-    return CpuKernels()
+def kernels() -> CpuLibrary:
+    return CpuLibrary()
 
 
 class World:
@@ -45,7 +45,7 @@ class World:
     def random(self, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=self.generator)
 
-    def run(self, kernels: CpuKernels, window: int = 0) -> torch.Tensor:
+    def run(self, kernels: CpuLibrary, window: int = 0) -> torch.Tensor:
         starts = torch.tensor([0, *torch.tensor(self.counts).cumsum(0).tolist()], dtype=torch.int32)
         lens = torch.tensor(self.lens, dtype=torch.int32)
         scale = self.query.shape[2] ** -0.5
@@ -78,7 +78,7 @@ HEADS = st.sampled_from([(9, 3, 64), (4, 4, 32), (8, 1, 128), (2, 2, 80), (6, 2,
 @settings(deadline=None, max_examples=40)
 @given(sequences=SEQUENCES, heads=HEADS, window=st.sampled_from([0, 0, 1, 7, 64, 300]))
 def test_equals_plain_attention(
-    kernels: CpuKernels, dtype: torch.dtype, sequences: list[tuple[int, int]], heads: tuple[int, int, int], window: int
+    kernels: CpuLibrary, dtype: torch.dtype, sequences: list[tuple[int, int]], heads: tuple[int, int, int], window: int
 ) -> None:
     world = World([n for n, _ in sequences], [count for _, count in sequences], *heads, dtype)
     out = world.run(kernels, window).float()
@@ -88,7 +88,7 @@ def test_equals_plain_attention(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_has_the_same_bits_in_any_batch_and_at_any_chunk_cut(kernels: CpuKernels, dtype: torch.dtype) -> None:
+def test_a_row_has_the_same_bits_in_any_batch_and_at_any_chunk_cut(kernels: CpuLibrary, dtype: torch.dtype) -> None:
     length = 1100
     whole = World([length, 40, 700], [length, 3, 1], 9, 3, 64, dtype)
     together = whole.run(kernels)
@@ -111,7 +111,7 @@ def test_a_row_has_the_same_bits_in_any_batch_and_at_any_chunk_cut(kernels: CpuK
         assert torch.equal(alone[0], together[row])
 
 
-def test_renaming_blocks_changes_no_bit(kernels: CpuKernels) -> None:
+def test_renaming_blocks_changes_no_bit(kernels: CpuLibrary) -> None:
     world = World([333, 90], [20, 1], 9, 3, 64, torch.float32)
     before = world.run(kernels)
     renamed = torch.randperm(len(world.keys), generator=world.generator)

@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from services.executor.kernels.cpu.library import CpuKernels
+from services.executor.kernels.cpu.library import CpuLibrary
 
 DTYPES = [torch.float32, torch.bfloat16]
 ROWS = [1, 3, 8, 130]
 
 
 @pytest.fixture(scope="module")
-def kernels() -> CpuKernels:
-    return CpuKernels()
+def kernels() -> CpuLibrary:
+    return CpuLibrary()
 
 
 def _random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -31,7 +31,7 @@ def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("width", [576, 40])
-def test_add_rms_norm(kernels: CpuKernels, dtype: torch.dtype, rows: int, width: int) -> None:
+def test_add_rms_norm(kernels: CpuLibrary, dtype: torch.dtype, rows: int, width: int) -> None:
     x, residual, weight = (_random(*shape, dtype=dtype) for shape in ((rows, width), (rows, width), (width,)))
     _close(kernels.add_rms_norm(x, None, weight, 1e-5), _rms_norm(x, weight, 1e-5))
     total = residual + x
@@ -42,7 +42,7 @@ def test_add_rms_norm(kernels: CpuKernels, dtype: torch.dtype, rows: int, width:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("width", [1536, 21])
-def test_silu_mul(kernels: CpuKernels, dtype: torch.dtype, rows: int, width: int) -> None:
+def test_silu_mul(kernels: CpuLibrary, dtype: torch.dtype, rows: int, width: int) -> None:
     gate_up = _random(rows, 2 * width, dtype=dtype) * 20
     _close(kernels.silu_mul(gate_up), torch.nn.functional.silu(gate_up[:, :width]) * gate_up[:, width:])
 
@@ -50,7 +50,7 @@ def test_silu_mul(kernels: CpuKernels, dtype: torch.dtype, rows: int, width: int
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("normed", [False, True])
-def test_rotary_write(kernels: CpuKernels, dtype: torch.dtype, rows: int, normed: bool) -> None:
+def test_rotary_write(kernels: CpuLibrary, dtype: torch.dtype, rows: int, normed: bool) -> None:
     heads, kv_heads, dim, block_size, blocks = 6, 2, 32, 16, 12
     generator = torch.Generator().manual_seed(rows)
     qkv = _random(rows, (heads + 2 * kv_heads) * dim, dtype=dtype)

@@ -13,7 +13,7 @@ import torch
 from services.executor import memory, sampling
 from services.executor.backend import Backend, StepError, StepOutput
 from services.executor.batch import SampleRow, StepBatch
-from services.executor.kernels.reference import ReferenceKernels
+from services.executor.kernels.choice import choose
 from services.executor.model import config as model_config
 from services.executor.model import device as devices
 from services.executor.model import end_tokens, weights
@@ -36,7 +36,7 @@ class TorchBackend:
         threads = devices.set_threads(options.threads)
         config = model_config.read(folder)
         context_len = _context_len(options.max_model_len, config.context_len)
-        kernels = ReferenceKernels(torch_device)
+        kernels = choose(torch_device, dtype, config.head_dim, options.block_size)
         self.device = devices.describe(torch_device)
         self.facts = _facts(folder, config.vocab_size, context_len)
         started = time.monotonic()

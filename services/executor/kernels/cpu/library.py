@@ -26,7 +26,7 @@ def supports(head_dim: int, block_size: int, dtype: torch.dtype) -> bool:
     return head_dim in _SUPPORTED_HEAD_DIMS and block_size % 16 == 0 and dtype in (torch.float32, torch.bfloat16)
 
 
-class CpuKernels:
+class CpuLibrary:
     """The library of one instruction set level. Raises build.NoCompilerError when it cannot be had."""
 
     def __init__(self) -> None:
