@@ -108,9 +108,10 @@ def candidates(
     """Up to ``most`` waiting requests the executor could admit now, in order, and the first that does not fit now."""
     chosen: list[Request] = []
     blocked: Request | None = None
+    passes = MAX_OVERTAKES
     free = room(executor, promised, bool(executor.lanes))
     for request in queue.head(LOOKAHEAD):
-        if len(chosen) == most:
+        if len(chosen) == most or not passes:
             break
         if request in excluded or not fits_ever(request, executor):
             continue
@@ -118,8 +119,8 @@ def candidates(
         if need <= free:
             chosen.append(request)
             free -= need
+            passes -= blocked is not None
         elif blocked is None:
             blocked = request
-            if request.overtaken >= MAX_OVERTAKES:
-                break
+            passes = MAX_OVERTAKES - request.overtaken
     return chosen, blocked

@@ -97,7 +97,7 @@ class Planner:
             self._prefill_and_admit(executor, draft, prefills, preempted, num_asked)
         else:
             self._prefill(executor, draft, prefills, [])
-        if not draft.lanes and not executor.retires:
+        if not (draft.lanes or draft.admits or executor.retires):
             return None
         return self._send(executor, draft)
 
@@ -177,6 +177,8 @@ class Planner:
         request, lane, num_tokens = share.prefill.request, share.prefill.lane, share.num_tokens
         if lane is None:
             lane = self._ledger.admit(request, executor)
+            if request.failures >= SUSPECT_FAILURES:
+                num_tokens = 0  # it takes its lane now and is tried alone in a later step
             blocks = executor.extend(lane, num_tokens)
             draft.admits.append(
                 Admit(
@@ -196,7 +198,8 @@ class Planner:
             if num_tokens <= 0:
                 return
             draft.append(lane, executor.extend(lane, lane.scheduled + num_tokens))
-        draft.chunk(lane, num_tokens)
+        if num_tokens:
+            draft.chunk(lane, num_tokens)
 
     def _send(self, executor: Executor, draft: Draft) -> BatchPlan:
         """Close the draft: from here on the step is in flight."""

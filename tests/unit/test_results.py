@@ -1,0 +1,128 @@
+"""Failures end whom they must and nobody else; answers no executor may give end its session."""
+
+import pytest
+
+from services.scheduler.core.actions import DropExecutor
+from services.scheduler.core.events import StepDone, StepFailed
+from services.scheduler.core.limits import Settings
+from shared.wire import tokens
+from shared.wire.executor import BatchFailed, BatchResult, LaneFailure
+from shared.wire.facts import ExecutorLimits, ModelFacts
+from tests.fakes.scheduler_world import World
+
+FACTS = ModelFacts("plain", 1000, 8192, [], "fake")
+LIMITS = ExecutorLimits(64, 16, 4, 512)
+
+
+def world_of(max_inflight=2, num_streams=4, num_executors=1, max_tokens=20):
+    world = World(Settings(max_inflight=max_inflight), FACTS, pool_slots=64 * 16)
+    gateway = world.join_gateway()
+    executors = [world.join_executor(LIMITS).id for _ in range(num_executors)]
+    streams = [world.submit(gateway, [i] * 20, max_tokens) for i in range(num_streams)]
+    for _ in range(4):
+        for executor in executors:
+            world.run_step(executor)
+    return world, gateway, executors[0], streams
+
+
+@pytest.mark.parametrize("max_inflight", [1, 2])
+def test_a_blamed_request_ends_and_its_neighbours_go_on(max_inflight):
+    world, _, executor, streams = world_of(max_inflight)
+    world.fail_next_step(executor, blame_row=1)
+    world.drain()
+    assert sorted(stream.end for stream in streams) == ["error", "length", "length", "length"]
+
+
+@pytest.mark.parametrize("max_inflight", [1, 2])
+def test_a_failure_nobody_is_to_blame_for_is_tried_again(max_inflight):
+    world, _, executor, streams = world_of(max_inflight)
+    world.fail_next_step(executor, blame_row=None)
+    world.drain()
+    assert {stream.end for stream in streams} == {"length"}
+    assert world.scheduler.counters.failed_steps == 1
+
+
+def test_a_spoiled_sample_ends_one_request_alone():
+    world, _, executor, streams = world_of()
+    world.spoil_next_sample(executor, 2)
+    world.drain()
+    assert sorted(stream.end for stream in streams) == ["error", "length", "length", "length"]
+    assert world.scheduler.counters.failed_steps == 0
+
+
+@pytest.mark.parametrize("seed", [666, 667])
+@pytest.mark.parametrize("max_inflight", [1, 2])
+def test_a_poisoned_request_is_found_and_its_neighbours_go_on(max_inflight, seed):
+    """Seed 666 makes every step fail it takes part in, 667 kills the executor. Nobody says who it was."""
+    world, gateway, _, streams = world_of(max_inflight)
+    poisoned = world.submit(gateway, [500] * 20, 20, seed=seed)
+    for _ in range(400):
+        if not world.executors:
+            world.join_executor(LIMITS)
+        world.run_step(next(iter(world.executors)))
+    world.drain()
+    assert poisoned.end == "error"
+    assert "given up after 3 failures in a row" in poisoned.error
+    assert {stream.end for stream in streams} == {"length"}
+    assert world.mishaps == 3
+
+
+def test_a_fatal_failure_loses_the_executor_and_no_stream():
+    world, _, executor, streams = world_of(num_executors=2)
+    world.fail_next_step(executor, blame_row=None, fatal=True)
+    world.run_step(executor)
+    assert any(isinstance(action, DropExecutor) for action in world.actions[-1])
+    world.drain()
+    assert {stream.end for stream in streams} == {"length"}
+
+
+def test_the_culprit_of_a_fatal_failure_ends():
+    world, _, executor, streams = world_of(num_executors=1)
+    world.fail_next_step(executor, blame_row=0, fatal=True)
+    world.run_step(executor)
+    world.join_executor(LIMITS)
+    world.drain()
+    assert sorted(stream.end for stream in streams) == ["error", "length", "length", "length"]
+
+
+def lies(world, executor):
+    """Answers no executor may give to its oldest plan."""
+    core = world.scheduler.executors[executor]
+    step = core.inflight[0]
+    lanes, seqs = step.sample_lanes, step.sample_seqs
+    good = tokens.pack([1] * len(step.samples))
+    return {
+        "too few samples": BatchResult(0, step.number, lanes[4:], seqs[4:], good[4:]),
+        "too few tokens": BatchResult(0, step.number, lanes, seqs, good[4:]),
+        "another seq": BatchResult(0, step.number, lanes, tokens.pack([99] * len(step.samples)), good),
+        "another order": BatchResult(0, step.number, lanes[4:] + lanes[:4], seqs[4:] + seqs[:4], good),
+        "a cut column": BatchResult(0, step.number, lanes[1:], seqs, good),
+        "outside the vocabulary": BatchResult(0, step.number, lanes, seqs, tokens.pack([1000] * len(step.samples))),
+        "a failure too many": BatchResult(0, step.number, lanes, seqs, good, [LaneFailure(0, 0, "")]),
+        "a later step first": BatchResult(0, step.number + 1, lanes, seqs, good),
+        "a step never sent": BatchResult(0, step.number + 50, lanes, seqs, good),
+        "blame in a cut column": BatchFailed(0, step.number, "error", b"\1\2\3"),
+        "a plan it cannot take": BatchFailed(0, step.number, "bad_plan"),
+    }
+
+
+@pytest.mark.parametrize("name", lies(*world_of()[::2]))
+def test_an_executor_that_breaks_the_protocol_is_dropped_and_its_streams_go_on(name):
+    world, _, executor, streams = world_of()
+    lie = lies(world, executor)[name]
+    event = StepDone(executor, lie) if isinstance(lie, BatchResult) else StepFailed(executor, lie)
+    actions = world.happen(event)
+    assert any(isinstance(action, DropExecutor) for action in actions)
+    world.join_executor(LIMITS)
+    world.drain()
+    assert {stream.end for stream in streams} == {"length"}
+
+
+def test_a_step_that_runs_after_a_failed_one_breaks_the_protocol():
+    world, _, executor, _ = world_of(max_inflight=2)
+    first, second = world.scheduler.executors[executor].inflight
+    world.scheduler.handle(StepFailed(executor, BatchFailed(0, first.number, "error")), 0)
+    samples = tokens.pack([1] * len(second.samples))
+    answer = BatchResult(0, second.number, second.sample_lanes, second.sample_seqs, samples)
+    actions = world.scheduler.handle(StepDone(executor, answer), 0)
+    assert any(isinstance(action, DropExecutor) for action in actions)
