@@ -112,16 +112,16 @@ class Streams:
         stream.listener.rejected(message)
 
     def tokens(self, message: Tokens) -> None:
-        """Hand each delta to its stream. A listener that breaks fails its own stream only."""
+        """Hand each delta to its stream. One that cannot be read, or breaks its listener, fails its own stream only."""
         for delta in message.items:
             stream = self._find(delta.request_id)
             if stream is None:
                 continue
-            token_ids = tokens.unpack(delta.token_ids)
-            stream.received.extend(token_ids)
             if delta.finish is not None:
                 del self._live[delta.request_id]
             try:
+                token_ids = tokens.unpack(delta.token_ids)
+                stream.received.extend(token_ids)
                 stream.listener.tokens(token_ids, delta)
             except Exception as error:
                 log_failure(_log, f"stream {delta.request_id}", error)

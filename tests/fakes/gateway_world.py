@@ -3,31 +3,19 @@
 import asyncio
 import contextlib
 import dataclasses
-import functools
 import json
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import openai
-import uvloop
 
 from services.gateway.gateway import Gateway, load_tokenizer
 from services.gateway.main import http_server
 from services.gateway.options import GatewayOptions
 from tests.fakes.scripted_scheduler import ScriptedScheduler
 from tests.fakes.waiting import await_until
-
-
-def on_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run an async test on uvloop, as the gateway runs."""
-
-    @functools.wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        uvloop.run(test(*args, **kwargs))
-
-    return run
 
 
 @dataclasses.dataclass

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from services.gateway.gateway import Gateway
-from tests.fakes.gateway_world import World, on_loop, world
+from tests.fakes.gateway_world import World, world
 from tests.fakes.scripted_scheduler import Answer, ScriptedScheduler
 from tests.fakes.waiting import await_until
 
@@ -35,14 +35,13 @@ async def leave(w: World, *, stream: bool, read: int) -> None:
         await writer.wait_closed()
 
 
-@on_loop
 async def test_abort_08_a_hundred_clients_leave_after_the_first_chunk() -> None:
     scheduler = ScriptedScheduler(lambda submit: Answer([300] * submit.max_tokens), auto=False)
     async with world(scheduler, **EVERYTHING) as w:
         for _ in range(100):
             before = len(scheduler.submits)
             leaving = asyncio.create_task(leave(w, stream=True, read=1))
-            await await_until(lambda at=before: len(scheduler.submits) > at, 5, "submitted")  # type: ignore[misc]
+            await await_until(lambda at=before: len(scheduler.submits) > at, 5, "submitted")
             scheduler.tick()
             await leaving
         await w.until_idle()
@@ -50,7 +49,6 @@ async def test_abort_08_a_hundred_clients_leave_after_the_first_chunk() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@on_loop
 async def test_abort_09_leaving_before_the_first_token(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
     scheduler = ScriptedScheduler(auto=False)
     with caplog.at_level(logging.INFO):
@@ -64,7 +62,6 @@ async def test_abort_09_leaving_before_the_first_token(stream: bool, caplog: pyt
     assert " 499 " in caplog.text
 
 
-@on_loop
 async def test_abort_09_leaving_before_the_request_is_accepted() -> None:
     scheduler = ScriptedScheduler(lambda submit: Answer(silent=True))
     async with world(scheduler, **EVERYTHING) as w:
@@ -91,14 +88,13 @@ def _answer(gateway: Gateway) -> object:
 
 
 @pytest.mark.parametrize("way", ["aclose", "collected", "cancelled"])
-@on_loop
 async def test_abort_08_closing_the_generator_in_any_way_cancels(way: str) -> None:
     scheduler = ScriptedScheduler(auto=False)
     async with world(scheduler) as w:
         answer = _answer(w.gateway)
-        generation = answer._generation  # type: ignore[attr-defined]
+        generation = answer._generation
         await generation.start()
-        events = answer.events()  # type: ignore[attr-defined]
+        events = answer.events()
         scheduler.tick()
         assert b"data: " in await anext(events)
         sleeping = asyncio.create_task(anext(events))

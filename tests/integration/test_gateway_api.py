@@ -16,7 +16,7 @@ from services.gateway.text import fake_tokenizer
 from services.gateway.text.tokenizer import Tokenizer as GatewayTokenizer
 from shared import fake_model
 from shared.wire import tokens
-from tests.fakes.gateway_world import World, events_of, on_loop, text_of, world
+from tests.fakes.gateway_world import World, events_of, text_of, world
 from tests.fakes.scripted_scheduler import Answer, ScriptedScheduler
 from tests.fakes.waiting import await_until
 
@@ -35,7 +35,6 @@ def error_of(response: Any, param: str | None = None) -> dict[str, Any]:
     return error
 
 
-@on_loop
 async def test_api_11_empty_prompts() -> None:
     async with world(ScriptedScheduler()) as w:
         for prompt in ("", [""], [], [[]], ["a", ""], [[1], []], None, 5, {"a": 1}, ["a", [1]], [None]):
@@ -45,7 +44,6 @@ async def test_api_11_empty_prompts() -> None:
         assert (await w.complete()).status_code == 200
 
 
-@on_loop
 async def test_api_12_token_ids_outside_the_vocabulary() -> None:
     scheduler = ScriptedScheduler(auto=False)
     async with world(scheduler) as w:
@@ -103,7 +101,6 @@ BAD_NUMBERS = [
 ]
 
 
-@on_loop
 async def test_api_13_numbers_out_of_bounds() -> None:
     async with world(ScriptedScheduler()) as w:
         await w.chat(max_tokens=1)
@@ -120,7 +117,6 @@ async def test_api_13_numbers_out_of_bounds() -> None:
         assert (await w.chat(seed=-1, max_tokens=1)).status_code == 200
 
 
-@on_loop
 async def test_api_13_bodies_that_are_no_request() -> None:
     async with world(ScriptedScheduler()) as w:
         bodies = [b"", b"{", b"[]", b"5", b"null", b'"x"', b"\xff", b'{"prompt":"\\ud800"}', b"[" * 100_000]
@@ -140,7 +136,6 @@ async def _pieces(num_mebibytes: int) -> AsyncIterator[bytes]:
         yield b" " * 1024 * 1024
 
 
-@on_loop
 async def test_api_13_mutated_bodies_never_give_a_5xx() -> None:
     source = random.Random(13)
     good = (
@@ -170,7 +165,6 @@ async def test_api_13_mutated_bodies_never_give_a_5xx() -> None:
         await w.until_idle()
 
 
-@on_loop
 async def test_api_14_unknown_fields_are_ignored_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     unknown_fields._seen.clear()
     fields = {"user": "u1", "store": False, "service_tier": "auto", "some_typo": 3, "max_tokens": 3}
@@ -188,7 +182,6 @@ async def test_api_14_unknown_fields_are_ignored_and_logged_once(caplog: pytest.
     assert len(names) <= unknown_fields.MAX_NAMES
 
 
-@on_loop
 async def test_api_15_the_same_request_id_twice() -> None:
     scheduler = ScriptedScheduler(auto=False)
     async with world(scheduler) as w:
@@ -211,7 +204,6 @@ async def test_api_15_the_same_request_id_twice() -> None:
         ]
 
 
-@on_loop
 async def test_request_ids_are_made_up_where_missing_or_unfit() -> None:
     async with world(ScriptedScheduler()) as w:
         for given in (None, "x" * 200, "tab\there"):
@@ -221,7 +213,6 @@ async def test_request_ids_are_made_up_where_missing_or_unfit() -> None:
             assert echoed != given
 
 
-@on_loop
 async def test_api_16_lengths_around_the_context() -> None:
     async with world(ScriptedScheduler(lambda submit: Answer([300] * submit.max_tokens))) as w:
         for stream in (True, False):
@@ -240,7 +231,6 @@ async def test_api_16_lengths_around_the_context() -> None:
         assert answer["usage"]["completion_tokens"] == 1
 
 
-@on_loop
 async def test_max_tokens_defaults() -> None:
     async with world(ScriptedScheduler(lambda submit: Answer([300]))) as w:
         for fields in ({}, {"max_tokens": None}):
@@ -254,7 +244,6 @@ async def test_max_tokens_defaults() -> None:
         assert w.scheduler.submits[-1].max_tokens == L - 5
 
 
-@on_loop
 async def test_sample_17_tiny_temperatures_are_greedy() -> None:
     async with world(ScriptedScheduler()) as w:
         for temperature, sent in ((0, 0.0), (1e-9, 0.0), (9e-6, 0.0), (1e-4, 1e-4), (None, 1.0)):
@@ -262,7 +251,6 @@ async def test_sample_17_tiny_temperatures_are_greedy() -> None:
             assert w.scheduler.submits[-1].sampling.temperature == sent
 
 
-@on_loop
 async def test_sample_19_min_tokens() -> None:
     async with world(ScriptedScheduler(lambda submit: Answer([*b"a\nb\nc\nd\ne\n"][: submit.max_tokens]))) as w:
         answer = (await w.complete(stop=["\n"], min_tokens=4, max_tokens=10)).json()
@@ -279,7 +267,6 @@ async def test_sample_19_min_tokens() -> None:
         error_of(await w.complete(min_tokens=17), "min_tokens")
 
 
-@on_loop
 async def test_sample_20_what_off_means() -> None:
     async with world(ScriptedScheduler()) as w:
         for top_k, sent in ((-1, 0), (0, 0), (1, 1), (V, 0), (V + 1, 0), (None, 0), (5, 5)):
@@ -292,7 +279,6 @@ async def test_sample_20_what_off_means() -> None:
         error_of(await w.complete(top_p=1.0001), "top_p")
 
 
-@on_loop
 async def test_fields_for_the_scheduler_are_passed_on() -> None:
     async with world(ScriptedScheduler()) as w:
         await w.complete(priority=-3, deadline_ms=5000, cache_salt="tenant 7", seed=9)
@@ -305,7 +291,6 @@ async def test_fields_for_the_scheduler_are_passed_on() -> None:
         assert seeds[0] != seeds[1]
 
 
-@on_loop
 async def test_seeds_of_requests_without_one_repeat_with_the_option() -> None:
     rows = []
     for _ in range(2):
@@ -317,7 +302,6 @@ async def test_seeds_of_requests_without_one_repeat_with_the_option() -> None:
     assert len(set(rows[0])) == 2
 
 
-@on_loop
 async def test_neutral_values_of_unsupported_fields_pass() -> None:
     fields = {
         "logprobs": False,
@@ -339,7 +323,6 @@ async def test_neutral_values_of_unsupported_fields_pass() -> None:
             error_of(await w.complete(**{name: value}), name)
 
 
-@on_loop
 async def test_model_names() -> None:
     async with world(ScriptedScheduler()) as w:
         for name in (None, "default", "fake-model"):
@@ -354,7 +337,6 @@ async def test_model_names() -> None:
         assert (await w.http.get("/v1/completions")).status_code == 405
 
 
-@on_loop
 async def test_template_22_messages_that_a_template_may_refuse() -> None:
     async with world(ScriptedScheduler()) as w:
         user = {"role": "user", "content": "hi"}
@@ -395,7 +377,6 @@ def _with_template(template: str) -> GatewayTokenizer:
     return tokenizer
 
 
-@on_loop
 async def test_template_22_a_template_that_raises_is_400() -> None:
     for template in (
         "{{ raise_exception('Conversation roles must alternate') }}",
@@ -417,7 +398,6 @@ def _prompt(w: World) -> str:
     return w.gateway.tokenizer.decode(tokens.unpack(w.scheduler.submits[-1].prompt), skip_special_tokens=False)
 
 
-@on_loop
 async def test_template_23_content_as_a_list_of_parts() -> None:
     async with world(ScriptedScheduler()) as w:
         parts = [{"type": "text", "text": "My name is Ann."}, {"type": "text", "text": " What is my name?"}]
@@ -438,7 +418,6 @@ async def test_template_23_content_as_a_list_of_parts() -> None:
         assert "image_url" in error_of(await w.chat(messages=[{"role": "user", "content": [image]}]))["message"]
 
 
-@on_loop
 async def test_continue_final_message_and_generation_prompt() -> None:
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well, "}]
     async with world(ScriptedScheduler()) as w:
@@ -464,7 +443,6 @@ def _doubling_tokenizer() -> GatewayTokenizer:
     return GatewayTokenizer(model, fake_model.TOKENIZER_DIGEST)
 
 
-@on_loop
 async def test_template_24_one_bos_at_most() -> None:
     tokenizer = _doubling_tokenizer()
     bos = fake_model.IM_START
@@ -484,7 +462,6 @@ async def test_template_24_one_bos_at_most() -> None:
         assert await ids("/v1/completions", prompt="hi", add_special_tokens=False) == [*b"hi"]
 
 
-@on_loop
 async def test_skip_special_tokens() -> None:
     async with world(ScriptedScheduler(lambda submit: Answer([65, fake_model.END_OF_TEXT, 66]))) as w:
         for skip, text in ((None, "AB"), (True, "AB"), (False, "A<|endoftext|>B")):
@@ -493,7 +470,6 @@ async def test_skip_special_tokens() -> None:
             assert text_of(events_of((await w.complete(stream=True, **fields)).text)) == text
 
 
-@on_loop
 async def test_too_many_choices_in_all() -> None:
     async with world(ScriptedScheduler()) as w:
         error_of(await w.complete(prompt=["a"] * 100, n=128), "n")

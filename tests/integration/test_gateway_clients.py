@@ -4,21 +4,20 @@ import openai
 import pytest
 
 from shared import fake_model
-from tests.fakes.gateway_world import on_loop, world
+from tests.fakes.gateway_world import world
 from tests.fakes.scripted_scheduler import Answer, ScriptedScheduler
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
-@on_loop
 async def test_chat_and_completions_streamed_and_not() -> None:
     async with world(ScriptedScheduler(lambda submit: Answer([*b"hello"]))) as w:
-        chat = await w.openai.chat.completions.create(model="default", messages=MESSAGES, max_tokens=5)  # type: ignore[arg-type]
+        chat = await w.openai.chat.completions.create(model="default", messages=MESSAGES, max_tokens=5)
         assert chat.choices[0].message.content == "hello"
         assert chat.choices[0].finish_reason == "length"
         assert chat.usage is not None
         assert chat.usage.completion_tokens == 5
-        stream = await w.openai.chat.completions.create(  # type: ignore[call-overload]
+        stream = await w.openai.chat.completions.create(
             model="default", messages=MESSAGES, stream=True, stream_options={"include_usage": True}
         )
         chunks = [chunk async for chunk in stream]
@@ -29,14 +28,13 @@ async def test_chat_and_completions_streamed_and_not() -> None:
         text = await w.openai.completions.create(model="default", prompt=[1, 2, 3], stream=True)
         assert "".join([chunk.choices[0].text async for chunk in text]) == "hello"
         w.scheduler.script = lambda submit: Answer([*b"hello", fake_model.IM_END], "stop")
-        async with w.openai.chat.completions.stream(model="default", messages=MESSAGES) as helper:  # type: ignore[arg-type]
+        async with w.openai.chat.completions.stream(model="default", messages=MESSAGES) as helper:
             final = await helper.get_final_completion()
         assert final.choices[0].message.content == "hello"
         assert [model.id async for model in w.openai.models.list()] == ["fake-model"]
         assert (await w.openai.models.retrieve("default")).id == "fake-model"
 
 
-@on_loop
 async def test_its_exceptions() -> None:
     full = Answer(reject=("queue_full", "the queue is full", 1000))
     async with world(ScriptedScheduler(lambda submit: full), api_keys=("sk-right",)) as w:

@@ -3,30 +3,30 @@
 import asyncio
 import json
 import logging
-import os
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
 from services.gateway.main import MISCONFIGURED
 from services.gateway.text.fake_tokenizer import fake_tokenizer
 from shared import fake_model
-from tests.fakes.gateway_world import events_of, on_loop, text_of, world
+from tests.fakes.gateway_world import events_of, text_of, world
 from tests.fakes.scripted_scheduler import Answer, ScriptedScheduler
-from tests.fakes.waiting import await_until, wait_until
+from tests.fakes.waiting import await_until
 
 REPOSITORY = Path(__file__).parents[2]
 ORIGIN = "https://page.example"
 
 
-@on_loop
 async def test_without_the_key_only_health_and_ready_answer() -> None:
     async with world(ScriptedScheduler(), api_keys=("sk-one", "sk-two"), debug_endpoints=True) as w:
         for path in ("/health", "/ready"):
@@ -43,7 +43,6 @@ async def test_without_the_key_only_health_and_ready_answer() -> None:
         assert not w.scheduler.submits
 
 
-@on_loop
 async def test_ops_45_cors_is_outermost() -> None:
     async with world(ScriptedScheduler(), api_keys=("sk-one",), cors_origins=(ORIGIN,)) as w:
         asked = {
@@ -69,14 +68,12 @@ async def test_ops_45_cors_is_outermost() -> None:
         assert "access-control-allow-origin" not in foreign.headers
 
 
-@on_loop
 async def test_ops_45_cors_is_off_by_default() -> None:
     async with world(ScriptedScheduler()) as w:
         response = await w.http.get("/health", headers={"Origin": ORIGIN})
         assert not [name for name in response.headers if name.startswith("access-control")]
 
 
-@on_loop
 async def test_debug_state() -> None:
     scheduler = ScriptedScheduler(auto=False)
     async with world(scheduler, debug_endpoints=True) as w:
@@ -92,7 +89,6 @@ async def test_debug_state() -> None:
         assert (await w.http.get("/debug/state")).status_code == 404
 
 
-@on_loop
 async def test_debug_state_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.gateway.api.ops.STATE_TIMEOUT_S", 0.05)
     async with world(ScriptedScheduler(), debug_endpoints=True) as w:
@@ -108,7 +104,6 @@ def _sample(metrics: str, name: str, *labels: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if all(label in line for label in labels))
 
 
-@on_loop
 async def test_metrics_count_what_happened() -> None:
     scheduler = ScriptedScheduler()
     async with world(scheduler) as w:
@@ -135,7 +130,6 @@ async def test_metrics_count_what_happened() -> None:
         assert _sample(metrics, "gateway_streams") == 0
 
 
-@on_loop
 async def test_ops_46_health_answers_while_long_texts_are_tokenized() -> None:
     scheduler = ScriptedScheduler(auto=False)
     async with world(scheduler) as w:
@@ -151,7 +145,6 @@ async def test_ops_46_health_answers_while_long_texts_are_tokenized() -> None:
         assert slowest < 0.5  # 0.2 where nothing else runs
 
 
-@on_loop
 async def test_ops_47_no_log_line_quotes_a_request(caplog: pytest.LogCaptureFixture) -> None:
     secret = "SECRET-77"
     with caplog.at_level(logging.INFO):
@@ -178,7 +171,6 @@ async def test_ops_47_no_log_line_quotes_a_request(caplog: pytest.LogCaptureFixt
     assert not any("/health" in record.getMessage() for record in access)
 
 
-@on_loop
 async def test_ops_47_a_crash_tells_its_place_but_not_its_words(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,18 +280,12 @@ async def _until_draining(kept: httpx.AsyncClient, url: str) -> None:
     assert "retry-after" in response.headers
 
 
-@on_loop
-async def _run_drains(processes: list[Process], results: list[tuple[str, int, str]]) -> None:
-    results += await asyncio.gather(
+async def test_ops_44_sigterm_drains(processes: list[Process]) -> None:
+    results = await asyncio.gather(
         _drained(processes, 30, 1),
         _drained(processes, 0.5, 1),
         _drained(processes, 30, 2),
     )
-
-
-def test_ops_44_sigterm_drains(processes: list[Process]) -> None:
-    results: list[tuple[str, int, str]] = []
-    _run_drains(processes, results)
     (patient, patient_code, log), (cut, cut_code, _), (_, now_code, _) = results
     assert (patient_code, cut_code, now_code) == (0, 0, 0)
     assert len(text_of(events_of(patient)).split()) == 5
@@ -316,28 +302,19 @@ def _folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_gateway_with_a_model_folder_starts_and_serves_without_torch(processes: list[Process], folder: Path) -> None:
-    assert (folder / "tokenizer.json").exists()
-
-    @on_loop
-    async def body() -> None:
-        from hashlib import sha256
-
-        digest = sha256((folder / "tokenizer.json").read_bytes()).hexdigest()
-        facts = fake_model.facts()
-        facts = type(facts)("m", facts.vocab_size, facts.context_len, facts.eos_token_ids, digest)
-        async with ScriptedScheduler(facts=facts) as scheduler, httpx.AsyncClient(timeout=20) as http:
-            one = Process(scheduler, backend="torch", model=str(folder), served_model_name="m")
-            processes.append(one)
-            await await_until(lambda: scheduler._router.peers() or one.process.poll() is not None, 20, "it joined")
-            message = {"role": "user", "content": "hi"}
-            answer = await http.post(f"{one.url}/v1/chat/completions", json={"messages": [message], "max_tokens": 3})
-            assert answer.status_code == 200, answer.text
-            one.process.send_signal(signal.SIGINT)
-            code, log = await one.ended()
-            assert (code, "Traceback" in log) == (0, False), log
-
-    body()
+async def test_a_gateway_with_a_model_folder_serves_without_torch(processes: list[Process], folder: Path) -> None:
+    digest = sha256((folder / "tokenizer.json").read_bytes()).hexdigest()
+    facts = msgspec.structs.replace(fake_model.facts(), model="m", tokenizer_digest=digest)
+    async with ScriptedScheduler(facts=facts) as scheduler, httpx.AsyncClient(timeout=20) as http:
+        one = Process(scheduler, backend="torch", model=str(folder), served_model_name="m")
+        processes.append(one)
+        await await_until(lambda: scheduler._router.peers() or one.process.poll() is not None, 20, "it joined")
+        message = {"role": "user", "content": "hi"}
+        answer = await http.post(f"{one.url}/v1/chat/completions", json={"messages": [message], "max_tokens": 3})
+        assert answer.status_code == 200, answer.text
+        one.process.send_signal(signal.SIGINT)
+        code, log = await one.ended()
+        assert (code, "Traceback" in log) == (0, False), log
 
 
 def _exit_of(**options: object) -> tuple[int, str]:
@@ -366,25 +343,20 @@ def test_what_a_restart_will_not_mend_ends_with_78_and_one_line(tmp_path: Path) 
     assert _exit_of(name="g", model=str(tmp_path), port=0)[0] == 78
 
 
-def test_two_gateways_before_one_scheduler_with_metrics_ports_of_their_own(processes: list[Process]) -> None:
-    @on_loop
-    async def body() -> None:
-        ports = []
-        for _ in range(2):
-            with socket.create_server(("127.0.0.1", 0)) as free:
-                ports.append(free.getsockname()[1])
-        async with ScriptedScheduler() as scheduler, httpx.AsyncClient(timeout=20) as http:
-            for port in ports:
-                processes.append(Process(scheduler, metrics_port=port))
-            await await_until(lambda: len(scheduler._router.peers()) == 2, 20, "both joined")
-            for one, port in zip(processes, ports, strict=True):
-                assert (await http.get(f"{one.url}/health")).status_code == 200
-                assert "gateway_streams" in (await http.get(f"http://127.0.0.1:{port}/metrics")).text
-                assert (await http.get(f"http://127.0.0.1:{port}/health")).status_code == 200
-            os.kill(processes[0].process.pid, signal.SIGKILL)
-            await await_until(lambda: len(scheduler._router.peers()) == 1, 10, "the killed one is noticed")
-            processes[1].process.send_signal(signal.SIGTERM)
-            assert (await processes[1].ended())[0] == 0
-
-    body()
-    wait_until(lambda: all(one.process.poll() is not None for one in processes), 5, "both ended")
+async def test_two_gateways_before_one_scheduler_with_metrics_ports_of_their_own(processes: list[Process]) -> None:
+    ports = []
+    for _ in range(2):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            ports.append(free.getsockname()[1])
+    async with ScriptedScheduler() as scheduler, httpx.AsyncClient(timeout=20) as http:
+        for port in ports:
+            processes.append(Process(scheduler, metrics_port=port))
+        await await_until(lambda: len(scheduler._router.peers()) == 2, 20, "both joined")
+        for one, port in zip(processes, ports, strict=True):
+            assert (await http.get(f"{one.url}/health")).status_code == 200
+            assert "gateway_streams" in (await http.get(f"http://127.0.0.1:{port}/metrics")).text
+            assert (await http.get(f"http://127.0.0.1:{port}/health")).status_code == 200
+        processes[0].process.kill()
+        await await_until(lambda: len(scheduler._router.peers()) == 1, 10, "the killed one is noticed")
+        processes[1].process.send_signal(signal.SIGTERM)
+        assert (await processes[1].ended())[0] == 0

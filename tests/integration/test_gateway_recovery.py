@@ -7,12 +7,11 @@ import pytest
 
 from shared import fake_model
 from shared.wire.facts import ModelFacts
-from tests.fakes.gateway_world import events_of, on_loop, text_of, world
+from tests.fakes.gateway_world import events_of, text_of, world
 from tests.fakes.scripted_scheduler import Answer, ScriptedScheduler, words
 from tests.fakes.waiting import await_until
 
 
-@on_loop
 async def test_a_restarted_scheduler_gets_every_live_stream_with_its_output() -> None:
     scheduler = ScriptedScheduler(auto=False)
     async with world(scheduler) as w:
@@ -38,7 +37,7 @@ async def test_a_restarted_scheduler_gets_every_live_stream_with_its_output() ->
 
 
 def _received(gateway: object) -> list[int]:
-    return [len(stream.received) for stream in gateway.streams._live.values()]  # type: ignore[attr-defined]
+    return [len(stream.received) for stream in gateway.streams._live.values()]
 
 
 async def _tick_until_idle(scheduler: ScriptedScheduler) -> None:
@@ -48,7 +47,6 @@ async def _tick_until_idle(scheduler: ScriptedScheduler) -> None:
         await asyncio.sleep(0)
 
 
-@on_loop
 async def test_streams_end_with_an_error_when_nothing_returns_in_time() -> None:
     scheduler = ScriptedScheduler(auto=False)
     async with world(scheduler, recovery_timeout_s=0.3) as w:
@@ -66,7 +64,6 @@ async def test_streams_end_with_an_error_when_nothing_returns_in_time() -> None:
         await w.until_idle()
 
 
-@on_loop
 async def test_a_pause_shorter_than_the_timeout_is_no_error() -> None:
     scheduler = ScriptedScheduler(auto=False)
     async with world(scheduler, recovery_timeout_s=0.3) as w:
@@ -83,7 +80,6 @@ async def test_a_pause_shorter_than_the_timeout_is_no_error() -> None:
         assert events_of((await streamed).text)[-2]["choices"][0]["finish_reason"] == "length"
 
 
-@on_loop
 async def test_an_accepted_stream_that_is_not_taken_back_at_once_is_offered_again() -> None:
     scheduler = ScriptedScheduler(auto=False)
     async with world(scheduler) as w:
@@ -100,7 +96,6 @@ async def test_an_accepted_stream_that_is_not_taken_back_at_once_is_offered_agai
         assert (await request).json()["usage"]["completion_tokens"] == 3
 
 
-@on_loop
 async def test_not_ready_is_503_with_retry_after() -> None:
     scheduler = ScriptedScheduler()
     scheduler.ready, scheduler.reason = False, "no executor has joined"
@@ -121,7 +116,6 @@ async def test_not_ready_is_503_with_retry_after() -> None:
         assert (await w.chat(max_tokens=1)).status_code == 200
 
 
-@on_loop
 async def test_another_tokenizer_than_the_executors_is_not_ready() -> None:
     facts = fake_model.facts()
     other = ModelFacts("other", facts.vocab_size, facts.context_len, facts.eos_token_ids, "another digest")
@@ -141,7 +135,6 @@ async def test_another_tokenizer_than_the_executors_is_not_ready() -> None:
         (("duplicate", "?", 0), 500, None),
     ],
 )
-@on_loop
 async def test_a_rejection_has_its_own_status(
     reject: tuple[str, str, int], status: int, retry_after: str | None
 ) -> None:
@@ -154,10 +147,9 @@ async def test_a_rejection_has_its_own_status(
         await w.until_idle()
 
 
-@on_loop
 async def test_one_rejected_choice_cancels_the_others() -> None:
     def second_only(submit: object) -> Answer:
-        if submit.request_id.endswith("-1"):  # type: ignore[attr-defined]
+        if submit.request_id.endswith("-1"):
             return Answer(reject=("queue_full", "full", 0))
         return Answer([300] * 10)
 

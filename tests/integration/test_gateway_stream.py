@@ -11,7 +11,7 @@ import pytest
 
 from services.gateway import generation
 from shared import fake_model
-from tests.fakes.gateway_world import World, events_of, on_loop, text_of, world
+from tests.fakes.gateway_world import World, events_of, text_of, world
 from tests.fakes.scripted_scheduler import Answer, Script, ScriptedScheduler
 from tests.fakes.waiting import await_until
 
@@ -48,7 +48,6 @@ def said(text: str) -> str:
     return f'{{"index":0,"delta":{{"content":"{text}"}},"logprobs":null,"finish_reason":null}}'
 
 
-@on_loop
 async def test_golden_chat_stream() -> None:
     async with world(ScriptedScheduler(says('a"é'))) as w:
         response = await w.chat(max_tokens=4, stream=True)
@@ -57,7 +56,6 @@ async def test_golden_chat_stream() -> None:
         assert normal(response.text) == "".join(map(chat_chunk, expected)) + DONE
 
 
-@on_loop
 async def test_golden_chat_stream_with_usage() -> None:
     async with world(ScriptedScheduler(says("ab", "stop", cached_tokens=16))) as w:
         response = await w.chat(max_tokens=4, stream=True, stream_options={"include_usage": True})
@@ -73,7 +71,6 @@ async def test_golden_chat_stream_with_usage() -> None:
         assert normal(response.text) == "".join(chunks) + chat_chunk("", usage) + DONE
 
 
-@on_loop
 async def test_golden_completion_stream() -> None:
     async with world(ScriptedScheduler(says("ab"))) as w:
         response = await w.complete(max_tokens=2, stream=True, return_token_ids=True)
@@ -87,7 +84,6 @@ async def test_golden_completion_stream() -> None:
         assert normal(response.text) == "".join(map(completion_chunk, expected)) + DONE
 
 
-@on_loop
 async def test_golden_whole_answers() -> None:
     async with world(ScriptedScheduler(says("ab"))) as w:
         usage = (
@@ -114,7 +110,6 @@ async def test_golden_whole_answers() -> None:
         assert len(answer["prompt_token_ids"]) == answer["usage"]["prompt_tokens"]
 
 
-@on_loop
 async def test_stream_01_stop_string_hold_back() -> None:
     text = "the quick brown fox jumps over the lazy dog"
     async with world(ScriptedScheduler(says(text))) as w:
@@ -128,7 +123,6 @@ async def test_stream_01_stop_string_hold_back() -> None:
             await await_until(lambda: not w.scheduler.runs, 2, "the request is cancelled")
 
 
-@on_loop
 async def test_stream_01_nothing_of_the_tokens_behind_the_stop_is_counted() -> None:
     async with world(ScriptedScheduler(says("one two three four"))) as w:
         answer = (await w.complete(max_tokens=18, stop=["two"], return_token_ids=True)).json()
@@ -138,7 +132,6 @@ async def test_stream_01_nothing_of_the_tokens_behind_the_stop_is_counted() -> N
         assert w.scheduler.cancels[-1].request_id == w.scheduler.submits[-1].request_id
 
 
-@on_loop
 async def test_stream_02_tail_is_flushed_at_the_end() -> None:
     text = "twelve bytes"
     async with world(ScriptedScheduler(says(text))) as w:
@@ -149,7 +142,6 @@ async def test_stream_02_tail_is_flushed_at_the_end() -> None:
             assert streamed[-2]["choices"][0]["finish_reason"] == "length"
 
 
-@on_loop
 async def test_stream_03_characters_spread_over_tokens() -> None:
     text = "😀👩‍👩‍👧 漢字 ไทย ď"
     async with world(ScriptedScheduler(says(text))) as w:
@@ -158,14 +150,12 @@ async def test_stream_03_characters_spread_over_tokens() -> None:
         assert not any("\ufffd" in str(event) for event in events)
 
 
-@on_loop
 async def test_stream_03_a_broken_character_at_the_end_is_told_once() -> None:
     async with world(ScriptedScheduler(says("é"))) as w:
         events = events_of((await w.complete(max_tokens=1, stream=True)).text)
         assert text_of(events) == "\ufffd" == (await w.complete(max_tokens=1)).json()["choices"][0]["text"]
 
 
-@on_loop
 async def test_stream_04_joined_deltas_are_the_whole_decode() -> None:
     async with world(ScriptedScheduler()) as w:
         tokenizer = w.gateway.tokenizer
@@ -187,7 +177,6 @@ async def test_stream_04_joined_deltas_are_the_whole_decode() -> None:
 @pytest.mark.parametrize(
     ("max_tokens", "script"), [(5, says("hello")), (1, says("h")), (5, lambda _: Answer([EOS], "stop"))]
 )
-@on_loop
 async def test_stream_05_shape_of_a_chat_stream(max_tokens: int, script: Script) -> None:
     async with world(ScriptedScheduler(script)) as w:
         response = await w.chat(max_tokens=max_tokens, stream=True)
@@ -213,7 +202,6 @@ async def stream_by_hand(w: World, num_ticks: int) -> httpx.Response:
     return response
 
 
-@on_loop
 async def test_stream_06_a_failure_after_the_first_byte_is_one_error_event() -> None:
     async with world(ScriptedScheduler(says("abc", "error", error="the executor failed"), auto=False)) as w:
         response = await stream_by_hand(w, 3)
@@ -236,7 +224,6 @@ async def test_stream_06_a_failure_after_the_first_byte_is_one_error_event() -> 
         assert (await w.chat(max_tokens=200)).status_code == 500
 
 
-@on_loop
 async def test_stream_06_abort_never_reaches_a_client() -> None:
     async with world(ScriptedScheduler(says("abc", "cancelled"), auto=False)) as w:
         assert "error" in events_of((await stream_by_hand(w, 3)).text)[-2]
@@ -244,7 +231,6 @@ async def test_stream_06_abort_never_reaches_a_client() -> None:
         assert (await w.chat(max_tokens=200)).status_code == 500
 
 
-@on_loop
 async def test_stream_07_usage_only_on_request_and_summed() -> None:
     async with world(ScriptedScheduler()) as w:
         for post in (w.chat, w.complete):
@@ -259,7 +245,6 @@ async def test_stream_07_usage_only_on_request_and_summed() -> None:
             assert events[-3]["choices"][0]["finish_reason"] == "length"
 
 
-@on_loop
 async def test_stream_07_usage_of_a_list_of_prompts() -> None:
     async with world(ScriptedScheduler()) as w:
         fields = {"prompt": ["a", "b b b"], "n": 2, "max_tokens": 3, "seed": 5}
@@ -274,7 +259,6 @@ async def test_stream_07_usage_of_a_list_of_prompts() -> None:
         assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2, 3]
 
 
-@on_loop
 async def test_continuous_usage_is_on_every_chunk() -> None:
     async with world(ScriptedScheduler()) as w:
         options = {"include_usage": True, "continuous_usage_stats": True}
@@ -283,7 +267,6 @@ async def test_continuous_usage_is_on_every_chunk() -> None:
         assert all(event["usage"]["prompt_tokens"] == 5 for event in events[:-1])
 
 
-@on_loop
 async def test_choices_have_seeds_of_their_own_and_the_first_is_the_result_for_one() -> None:
     async with world(ScriptedScheduler()) as w:
         one = (await w.complete(seed=7, max_tokens=4)).json()["choices"]
@@ -294,14 +277,12 @@ async def test_choices_have_seeds_of_their_own_and_the_first_is_the_result_for_o
         assert three == again
 
 
-@on_loop
 async def test_one_event_per_token_while_the_client_keeps_up() -> None:
     async with world(ScriptedScheduler()) as w:
         events = events_of((await w.complete(max_tokens=200, stream=True)).text)
         assert len(events) >= 0.98 * 200
 
 
-@on_loop
 async def test_signs_of_life_while_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation, "KEEP_ALIVE_S", 0.02)
     scheduler = ScriptedScheduler(auto=False)
@@ -332,7 +313,6 @@ async def _read_nothing(w: World, num_tokens: int) -> tuple[Any, Any]:
     return reader, writer
 
 
-@on_loop
 async def test_a_client_that_does_not_read_is_cut_off_and_blocks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation, "MAX_WAITING_TOKENS", 300)
     scheduler = ScriptedScheduler(lambda submit: Answer([300] * submit.max_tokens))

@@ -123,4 +123,4 @@ def test_cost_per_token_does_not_grow() -> None:
     source = random.Random(1)
     for _ in range(2000):
         state.decode(source.randrange(3, FALLBACK._backend.get_vocab_size()))
-        assert len(state._window) <= 40  # type: ignore[attr-defined]
+        assert len(state._window) <= 40

@@ -16,7 +16,6 @@ from services.gateway.text.fake_tokenizer import fake_tokenizer
 from shared.wire import tokens
 from shared.wire.gateway import Accepted, Cancel, Delta, Rejected, Submit, Tokens
 from shared.wire.sampling import Sampling
-from tests.fakes.gateway_world import on_loop
 
 TOKENIZER = fake_tokenizer()
 
@@ -50,7 +49,6 @@ class Bench:
         return sum(isinstance(message, Cancel) for message in self.sent)
 
 
-@on_loop
 async def test_one_update_per_delta_while_the_client_keeps_up_and_one_per_choice_when_it_does_not() -> None:
     bench = Bench(2)
     updates = (await bench.started()).updates()
@@ -68,7 +66,6 @@ async def test_one_update_per_delta_while_the_client_keeps_up_and_one_per_choice
     assert bench.num_cancelled == 0
 
 
-@on_loop
 async def test_whole_answers_wake_their_reader_once() -> None:
     bench = Bench()
     task = asyncio.create_task((await bench.started()).finished())
@@ -81,7 +78,6 @@ async def test_whole_answers_wake_their_reader_once() -> None:
     assert "".join(update.text for update in updates) == "AAAAAB"
 
 
-@on_loop
 async def test_a_failure_of_one_choice_ends_all_after_the_text_so_far() -> None:
     bench = Bench(2)
     running = await bench.started()
@@ -97,7 +93,6 @@ async def test_a_failure_of_one_choice_ends_all_after_the_text_so_far() -> None:
     assert len(bench.streams) == 0
 
 
-@on_loop
 async def test_a_rejection_is_raised_from_start() -> None:
     bench = Bench(2)
     task = asyncio.create_task(bench.generation.start())
@@ -110,7 +105,6 @@ async def test_a_rejection_is_raised_from_start() -> None:
     assert len(bench.streams) == 0
 
 
-@on_loop
 async def test_a_client_that_leaves_ends_every_wait() -> None:
     bench = Bench()
     starting = asyncio.create_task(bench.generation.start())
@@ -134,7 +128,6 @@ async def test_a_client_that_leaves_ends_every_wait() -> None:
     assert bench.num_cancelled == 1
 
 
-@on_loop
 async def test_overflow_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation, "MAX_WAITING_TOKENS", 3)
     bench = Bench()

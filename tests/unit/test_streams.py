@@ -139,6 +139,7 @@ def test_a_listener_that_breaks_fails_only_its_own_stream() -> None:
     streams.open(submit("a"), broken)
     streams.open(submit("b"), healthy)
     streams.tokens(Tokens([Delta("a", tokens.pack([1])), Delta("b", tokens.pack([2]))]))
+    streams.tokens(Tokens([Delta("b", b"odd"), Delta("unknown", b"")]))
     assert broken.told == [("internal error", False)]
-    assert healthy.told == [[2]]
-    assert wire.sent[-1] == Cancel("a", "the gateway failed")
+    assert healthy.told == [[2], ("internal error", False)]
+    assert wire.sent[-2:] == [Cancel("a", "the gateway failed"), Cancel("b", "the gateway failed")]
