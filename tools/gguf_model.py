@@ -38,13 +38,26 @@ def convert(gguf_file: Path, directory: Path, on_progress: Callable[[str], None]
             on_progress(f"reading the tokenizer of {gguf_file.name}")
             tokenizer = _tokenizer(gguf_file)
             on_progress(f"converting {gguf_file.name} to bfloat16 safetensors")
-            model = AutoModelForCausalLM.from_pretrained(
-                gguf_file.parent, gguf_file=gguf_file.name, dtype=torch.float32, local_files_only=True
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                gguf_file.parent,
+                gguf_file=gguf_file.name,
+                dtype=torch.float32,
+                local_files_only=True,
+                output_loading_info=True,
             )
+            model, report = loaded
+            _check_complete(report)
     except (OSError, KeyError, IndexError, NotImplementedError, RuntimeError, ValueError) as error:
         raise ValueError(f"cannot convert {gguf_file}: {error}") from error
     _save_tokenizer(tokenizer, int(model.config.max_position_embeddings), directory)
     _save_model(model, directory)
+
+
+def _check_complete(report: dict[str, Any]) -> None:
+    """Raise ValueError naming what the file lacked: transformers fills it with random numbers and goes on."""
+    lacking = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"], *report["error_msgs"]]))
+    if lacking:
+        raise ValueError(f"the file lacks or misshapes {', '.join(lacking[:8])}")
 
 
 def _tokenizer(gguf_file: Path) -> Any:

@@ -122,7 +122,7 @@ def _is_gguf(ref: str) -> bool:
 
 
 def _is_local_folder(ref: str) -> bool:
-    return ref != DEFAULT_REF and Path(ref).expanduser().is_dir()
+    return ref not in ("", DEFAULT_REF) and Path(ref).expanduser().is_dir()
 
 
 def _origin(ref: str) -> str:
@@ -159,7 +159,7 @@ def _maker(ref: str) -> Callable[[Path, OnProgress], None]:
         if not path.is_file():
             raise ValueError(f"no such file: {ref}")
         return lambda directory, on_progress: _convert(path, directory, on_progress)
-    if path.is_dir():
+    if _is_local_folder(ref):
         check_folder(path)
         return lambda directory, on_progress: _copy(path, directory, on_progress)
     if _HUB_ID.fullmatch(ref) and not ref.startswith("."):
