@@ -117,7 +117,8 @@ def child_specs(options: UpOptions, folder: str, http: socket.socket, links: Lin
 
 
 def _executor_arguments(options: UpOptions, links: LinkPorts) -> list[str]:
-    cores = len(os.sched_getaffinity(0))
+    # One executor alone finds its number of threads itself; several on one machine must not take the same cores.
+    share = max(1, len(os.sched_getaffinity(0)) // options.executors) if options.executors > 1 else None
     return _arguments(
         scheduler=f"tcp://{LOOPBACK}:{links.executors}",
         device=options.device,
@@ -128,7 +129,7 @@ def _executor_arguments(options: UpOptions, links: LinkPorts) -> list[str]:
         max_lanes=options.max_lanes,
         max_step_tokens=options.max_step_tokens,
         max_model_len=options.max_model_len,
-        threads=options.threads or max(1, cores // options.executors),
+        threads=options.threads or share,
         step_timeout=options.step_timeout_s,
     )
 

@@ -85,7 +85,8 @@ def test_keys_are_in_the_environment_and_on_no_command_line(http: socket.socket)
 
 def test_executors_share_the_cores_unless_told_otherwise(http: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(6)))
-    assert [flags(specs(http, executors=n)["executor-0"])["threads"] for n in (1, 2, 4, 9)] == ["6", "3", "1", "1"]
+    assert [flags(specs(http, executors=n)["executor-0"])["threads"] for n in (2, 4, 9)] == ["3", "1", "1"]
+    assert "threads" not in flags(specs(http, executors=1)["executor-0"])
     assert flags(specs(http, threads=5)["executor-1"])["threads"] == "5"
 
 
