@@ -4,6 +4,7 @@ Each command imports its own service only when it runs, so that an image needs t
 """
 
 import os
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -287,6 +288,8 @@ def fetch(
 ) -> None:
     """Fetch and convert a model into the folder that all services read; prints the folder."""
     from tools import model
+
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # leaves no half-made folder behind
 
     def report(line: str) -> None:
         print(line, file=sys.stderr, flush=True)

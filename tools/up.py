@@ -112,6 +112,9 @@ async def _model_folder(options: UpOptions, ended: asyncio.Future[int]) -> str:
     try:
         endings: list[asyncio.Future[Any]] = [waiting, ended]
         await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
+        if ended.done():
+            child.terminate()
+            await asyncio.wait([waiting], timeout=_LEAVE_GRACE_S)
     finally:
         child.kill()
     code = await waiting

@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -104,6 +105,30 @@ def test_options_and_variables_become_the_options_of_up(monkeypatch: pytest.Monk
 def test_an_option_outranks_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATERNOSTER_PORT", "9000")
     assert up_options(monkeypatch, "--port=9001").port == 9001
+
+
+def test_a_fetch_that_is_told_to_stop_clears_up() -> None:
+    code = """
+import sys, time
+from tools import main, model
+def slow(ref, report):
+    try:
+        report("fetching")
+        time.sleep(60)
+    finally:
+        print("cleared up", flush=True)
+model.cached = slow
+sys.argv = ["paternoster", "model", "fetch", "default"]
+main.main()
+"""
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stderr.readline() == "fetching\n"
+        process.terminate()
+        assert process.stdout.read() == "cleared up\n"
+        assert process.wait(10) == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize(
