@@ -96,7 +96,8 @@ async def _announce(options: UpOptions, http: socket.socket, supervisor: Supervi
     await announce.wait_until_ready(announce.reachable(host), port)
     supervisor.now_ready()
     for line in announce.ready_lines(host, port, served_name(options), options.executors, bool(options.api_keys)):
-        print(line, flush=True)
+        with contextlib.suppress(OSError):  # nobody listens; the system serves all the same
+            print(line, flush=True)
 
 
 async def _model_folder(options: UpOptions, ended: asyncio.Future[int]) -> str:
