@@ -208,11 +208,14 @@ class World:
         if isinstance(answer, BatchResult):
             self.happen(StepDone(executor_id, answer))
         else:
-            self.mishaps += answer.kind == "error"
-            if answer.fatal:
-                del self.executors[executor_id]
-            self.happen(StepFailed(executor_id, answer))
+            self._fail(executor_id, answer)
         return True
+
+    def _fail(self, executor_id: str, answer: BatchFailed) -> None:
+        self.mishaps += answer.kind == "error"
+        if answer.fatal:
+            del self.executors[executor_id]
+        self.happen(StepFailed(executor_id, answer))
 
     def fail_next_step(self, executor_id: str, blame_row: int | None, fatal: bool = False) -> None:
         """Make the next step with work fail; ``blame_row`` names a culprit."""
@@ -268,7 +271,7 @@ class World:
             actions = self.happen(StepDone(executor_id, lie))
             assert any(isinstance(action, DropExecutor) for action in actions)
         else:
-            self.happen(StepFailed(executor_id, answer))
+            self._fail(executor_id, answer)
 
     def _state(self) -> object:
         lanes = [

@@ -3,12 +3,14 @@
 import msgspec
 import pytest
 
-from services.scheduler.core.events import Submitted
+from services.scheduler.core.events import ExecutorJoined, Submitted
 from services.scheduler.core.limits import Settings
 from shared.wire import tokens
+from shared.wire.executor import BatchPlan
 from shared.wire.facts import ExecutorLimits, ModelFacts
 from shared.wire.gateway import Rejected, Submit
 from shared.wire.sampling import Sampling
+from tests.fakes.model_executor import ModelExecutor
 from tests.fakes.scheduler_world import World
 
 FACTS = ModelFacts("plain", 1000, 8192, [7], "fake")
@@ -108,16 +110,29 @@ def test_case_29_a_full_queue_turns_new_requests_away_and_keeps_its_word():
     world.drain()
 
 
-def test_a_preempted_or_resubmitted_stream_is_never_turned_away():
+def test_a_stream_of_an_earlier_scheduler_is_never_turned_away_and_goes_first():
     world, gateway = world_of(ExecutorLimits(16, 16, 2, 512), max_queue=1)
-    for _ in range(3):
-        world.submit(gateway, prompt(10), 20, ignore_eos=True)
-        world.run_step(next(iter(world.executors)))
+    (executor,) = world.executors
+    streams = [world.submit(gateway, prompt(10), 20, ignore_eos=True) for _ in range(2)]
+    while not all(stream.tokens for stream in streams):
+        world.run_step(executor)
+    for stream in streams[:1]:
+        world.cancel(gateway, stream.submit.request_id)
+    streams[0] = world.submit(gateway, prompt(10), 20, ignore_eos=True)
+    while not all(stream.tokens for stream in streams):
+        world.run_step(executor)
     world.restart_scheduler(executors_first=False)
     world.drain()
-    assert [stream.end for stream in world.past if stream.tokens] == ["length"] * len(
-        [stream for stream in world.past if stream.tokens]
-    )
+    assert [stream.end for stream in streams] == ["length"] * 2
+
+
+def test_streams_of_an_earlier_scheduler_go_before_new_requests():
+    world, gateway = world_of(None)
+    world.submit(gateway, prompt(10), 4)
+    resubmitted(world, gateway, [5, 6], max_tokens=10)
+    actions = world.scheduler.handle(ExecutorJoined("e", ModelExecutor("e", FACTS, SMALL, 2).hello), 0)
+    plan = next(a.message for a in actions if isinstance(getattr(a, "message", None), BatchPlan))
+    assert [tokens.count(admit.tokens) for admit in plan.admits] == [5, 10]
 
 
 def resubmitted(world, gateway, output, **fields):

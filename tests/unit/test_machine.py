@@ -60,6 +60,20 @@ def test_case_10_cancel_and_last_token_in_either_order():
         assert stream.end == ("cancelled" if cancel_first else "length")
 
 
+@pytest.mark.parametrize("leave", [False, True])
+def test_what_is_freed_is_told_the_executor_at_once(leave):
+    world, gateway = world_of(max_inflight=2)
+    world.join_gateway()
+    (executor,) = world.executors.values()
+    stream = world.submit(gateway, [1] * 20, 1)
+    assert len(executor.plans) == 1
+    if leave:
+        world.leave_gateway(gateway)
+    else:
+        world.cancel(gateway, stream.submit.request_id)
+    assert [len(plan.retires) // 4 for plan in executor.plans] == [0, 1]
+
+
 def test_a_gateway_is_told_when_what_can_be_served_changes_and_only_then():
     world = World(Settings(), FACTS)
     world.join_gateway()

@@ -2,7 +2,7 @@
 
 from services.scheduler.core.admission import MAX_OVERTAKES
 from services.scheduler.core.limits import Settings
-from shared.wire.executor import work_of
+from shared.wire.executor import BatchPlan, work_of
 from shared.wire.facts import ExecutorLimits, ModelFacts
 from tests.fakes.scheduler_world import World
 
@@ -33,6 +33,12 @@ def rows(executor):
 
 def retires(executor):
     return len(executor.plans[-1].retires) // 4
+
+
+def plans_of(world):
+    """Every plan so far."""
+    messages = [getattr(action, "message", None) for actions in world.actions for action in actions]
+    return [message for message in messages if isinstance(message, BatchPlan)]
 
 
 def lane_of(world, executor, stream):
@@ -197,9 +203,9 @@ def test_an_urgent_arrival_preempts_nobody_when_another_executor_has_room():
 
 
 def test_an_urgent_started_prefill_does_not_wait_for_the_blocks_of_a_less_urgent_decode():
-    world, gateway, executor = world_of(num_blocks=10, block_size=4, num_lanes=2, max_step_tokens=5)
+    world, gateway, executor = world_of(num_blocks=10, block_size=4, num_lanes=2, max_step_tokens=2)
     low = world.submit(gateway, prompt(8), 28, priority=1)
-    for _ in range(3):
+    while len(low.tokens) < 3:
         world.run_step(executor.id)
     urgent = world.submit(gateway, prompt(20, 50), 3)
     world.run_step(executor.id)
@@ -238,7 +244,7 @@ def test_case_26_a_big_request_is_passed_a_bounded_number_of_times():
     num_small, num_passed = 0, 0
     while waiting.lane is None:
         num_passed = world.scheduler.counters.admitted - 1
-        if len(world.streams[gateway]) < 20:
+        while len(world.streams[gateway]) < 20:
             world.submit(gateway, prompt(10, num_small), 8)
             num_small += 1
         world.run_step(executor.id)
@@ -262,6 +268,24 @@ def test_executors_that_are_free_share_what_waits():
 def test_arrivals_go_to_the_executor_with_the_fewest_lanes_in_use():
     world, gateway, one = world_of(max_inflight=2)
     other = world.join_executor(ExecutorLimits(600, 16, 8, 512))
-    for i in range(2):
-        world.submit(gateway, prompt(10, i), 5)
+    world.submit(gateway, prompt(10), 1)
+    assert len(one.plans) == 1, "it has room for a second step in flight"
+    world.submit(gateway, prompt(10, 7), 1)
     assert [len(world.scheduler.executors[executor.id].lanes) for executor in (one, other)] == [1, 1]
+
+
+def test_a_suspect_is_tried_alone():
+    world, gateway, executor = world_of(max_inflight=2)
+    streams = [world.submit(gateway, prompt(10, i), 50) for i in range(3)]
+    for _ in range(5):
+        world.run_step(executor.id)
+    for failed_steps in (1, 2):
+        world.fail_next_step(executor.id, blame_row=None)
+        while world.scheduler.counters.failed_steps < failed_steps:
+            world.run_step(executor.id)
+    for _ in range(8):
+        world.run_step(executor.id)
+    requests = [lane_of(world, executor, stream).request for stream in streams]
+    assert [request.failures for request in requests] == [0, 0, 0]
+    work = [[row.lane for row in work_of(plan)] for plan in plans_of(world)]
+    assert [lanes for lanes in work[3:] if len(lanes) == 1] == [[0], [1], [2]]

@@ -85,6 +85,25 @@ def test_the_culprit_of_a_fatal_failure_ends():
     assert sorted(stream.end for stream in streams) == ["error", "length", "length", "length"]
 
 
+def failures(world):
+    return {request.failures for requests in world.scheduler.ledger.requests.values() for request in requests.values()}
+
+
+def test_when_the_culprit_is_known_nobody_else_is_suspected():
+    world, _, executor, _ = world_of()
+    world.fail_next_step(executor, blame_row=1)
+    world.run_step(executor)
+    assert failures(world) == {0}
+    world.lie(executor, 0)
+    while executor in world.executors:
+        world.lie(executor, 0)
+    assert failures(world) == {0}
+    unblamed, _, executor, _ = world_of()
+    unblamed.fail_next_step(executor, blame_row=None)
+    unblamed.run_step(executor)
+    assert failures(unblamed) == {1}
+
+
 def lies(world, executor):
     """Answers no executor may give to its oldest plan."""
     core = world.scheduler.executors[executor]

@@ -74,6 +74,7 @@ def _check_steps(executor: Executor, max_inflight: int) -> None:
         lanes = step.lanes()
         _require(len(set(lanes)) == len(lanes), "P2: a lane is twice in a step")
         _require(step.rows <= executor.max_rows, "P1: a step is over the budget")
+        _require(not step.solo or len(executor.inflight) == 1, "a suspect is not tried alone")
         if not step.doomed:
             for lane in step.samples:
                 promised[lane] = promised.get(lane, 0) + 1
