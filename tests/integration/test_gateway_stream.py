@@ -129,6 +129,7 @@ async def test_stream_01_nothing_of_the_tokens_behind_the_stop_is_counted() -> N
         assert answer["choices"][0]["text"] == "one "
         assert bytes(answer["choices"][0]["token_ids"]) == b"one two"
         assert answer["usage"]["completion_tokens"] == len("one two")
+        await await_until(lambda: w.scheduler.cancels, 2, "the scheduler was told")
         assert w.scheduler.cancels[-1].request_id == w.scheduler.submits[-1].request_id
 
 
