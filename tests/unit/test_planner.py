@@ -1,5 +1,7 @@
 """What goes into a plan, in which order, and who has to go when blocks or lanes run short."""
 
+import pytest
+
 from services.scheduler.core.admission import MAX_OVERTAKES
 from services.scheduler.core.limits import Settings
 from shared.wire.executor import BatchPlan, work_of
@@ -202,10 +204,11 @@ def test_an_urgent_arrival_preempts_nobody_when_another_executor_has_room():
     assert world.scheduler.counters.preempted == 0
 
 
-def test_an_urgent_started_prefill_does_not_wait_for_the_blocks_of_a_less_urgent_decode():
-    world, gateway, executor = world_of(num_blocks=10, block_size=4, num_lanes=2, max_step_tokens=2)
+@pytest.mark.parametrize("phase", range(4))
+def test_an_urgent_started_prefill_does_not_wait_for_the_blocks_of_a_less_urgent_decode(phase):
+    world, gateway, executor = world_of(num_blocks=11, block_size=4, num_lanes=2, max_step_tokens=2)
     low = world.submit(gateway, prompt(8), 28, priority=1)
-    while len(low.tokens) < 3:
+    while len(low.tokens) < 1 + phase:
         world.run_step(executor.id)
     urgent = world.submit(gateway, prompt(20, 50), 3)
     world.run_step(executor.id)

@@ -3,11 +3,13 @@
 import pytest
 
 from services.scheduler.core.actions import DropExecutor
-from services.scheduler.core.events import StepDone, StepFailed
+from services.scheduler.core.events import StepDone, StepFailed, Submitted
 from services.scheduler.core.limits import Settings
 from shared.wire import tokens
 from shared.wire.executor import BatchFailed, BatchResult, LaneFailure
 from shared.wire.facts import ExecutorLimits, ModelFacts
+from shared.wire.gateway import Submit
+from shared.wire.sampling import Sampling
 from tests.fakes.scheduler_world import World
 
 FACTS = ModelFacts("plain", 1000, 8192, [], "fake")
@@ -145,3 +147,18 @@ def test_a_step_that_runs_after_a_failed_one_breaks_the_protocol():
     answer = BatchResult(0, second.number, second.sample_lanes, second.sample_seqs, samples)
     actions = world.scheduler.handle(StepDone(executor, answer), 0)
     assert any(isinstance(action, DropExecutor) for action in actions)
+
+
+def test_a_stop_token_before_min_tokens_is_a_token_like_any_other():
+    """Also when the executor was not told to mask it."""
+    world, gateway, executor, _ = world_of(num_streams=0, max_inflight=1)
+    submit = Submit("r", tokens.pack([1]), Sampling(min_tokens=2), 9, stop_token_ids=tokens.pack([5]))
+    scheduler = world.scheduler
+    scheduler.handle(Submitted(gateway, submit), 0)
+    deltas = []
+    for step in range(3):
+        column, token = tokens.pack([0]), tokens.pack([5])
+        actions = scheduler.handle(StepDone(executor, BatchResult(0, step, column, column, token)), 0)
+        deltas += actions[-1].message.items
+    assert [delta.finish for delta in deltas] == [None, None, "stop"]
+    assert deltas[-1].usage.completion_tokens == 3
