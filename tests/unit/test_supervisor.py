@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.fakes.waiting import await_until
+from tests.fakes.waiting import await_until, wait_until
 from tools import restarts
 from tools.child import ChildSpec
 from tools.supervisor import Supervisor, describe_exit
@@ -22,6 +22,14 @@ STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(
 
 def python(name: str, code: str) -> ChildSpec:
     return ChildSpec(name, [sys.executable, "-c", code])
+
+
+def gone(pid: int) -> bool:
+    """Whether the process has ended, reaped or not."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 class Log:
@@ -127,7 +135,7 @@ def test_kill_all_ends_grandchildren_too() -> None:
         await supervisor.kill_all()
 
     supervised(test)
-    assert not psutil.pid_exists(grandchild[0]) or psutil.Process(grandchild[0]).status() == psutil.STATUS_ZOMBIE
+    wait_until(lambda: gone(grandchild[0]), 5, "the grandchild is gone")
 
 
 def test_lines_are_forwarded_whole_with_the_name_in_front_of_those_that_have_none() -> None:
@@ -169,14 +177,11 @@ asyncio.run(main())
         assert process.stdout is not None
         started = (await asyncio.wait_for(process.stdout.readline(), 10)).decode()
         assert (await asyncio.wait_for(process.stdout.readline(), 10)).decode() == "worker: up\n"
-        child = psutil.Process(int(started.split("pid ")[1].rstrip(")\n")))
+        child = int(started.split("pid ")[1].rstrip(")\n"))
         process.kill()
         await process.wait()
 
-        def gone() -> bool:
-            return not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
-
-        await await_until(gone, 5, "the child is gone")
+        await await_until(lambda: gone(child), 5, "the child is gone")
 
     asyncio.run(test())
 
