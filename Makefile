@@ -1,6 +1,6 @@
 # Everything a person or a CI does with Paternoster. Needs python3.11 (or later) with venv, and a package index.
 
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
@@ -22,8 +22,6 @@ $(VENV)/installed: pyproject.toml constraints.txt
 
 setup: $(VENV)/installed ## Make .venv, install, fetch the default model
 	@$(BIN)/paternoster model fetch default >/dev/null
-
-up: $(VENV)/installed $(VENV)/model ## Make .venv, install, fetch the default model
 
 up: $(VENV)/installed ## Serve http://127.0.0.1:8000; options: make up ARGS="--executors 2 --port 9000"
 	@exec $(BIN)/paternoster up $(ARGS)
