@@ -15,7 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from services.scheduler.core.limits import Settings
 from shared.wire import tokens
 from shared.wire.facts import ExecutorLimits
-from tests.fakes.scheduler_world import POISON, VOCAB, World
+from tests.fakes.scheduler_world import World
+from tests.fakes.streams import POISON, VOCAB
 
 MOST_GATEWAYS = 3
 MOST_EXECUTORS = 3

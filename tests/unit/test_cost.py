@@ -10,7 +10,7 @@ def taught(base, row, read, steps=64):
     for i in range(steps):
         rows, context = 1 + i * 7 % 64, 16 + i * 37 % 2048
         reads = chunk_reads(context, rows)
-        cost.measure(rows, reads, round(base + row * rows + read * reads))
+        cost.measure(rows, reads, round(base + row * rows + read * reads), rows > 8)
     return cost
 
 
@@ -31,14 +31,14 @@ def test_a_linear_cost_is_found_again():
 def test_no_coefficient_is_negative():
     cost = StepCost()
     for i in range(64):
-        cost.measure(1 + i % 8, (1 + i % 8) * 100, 5000 - 100 * (i % 8))
+        cost.measure(1 + i % 8, (1 + i % 8) * 100, 5000 - 100 * (i % 8), False)
     assert min(cost.base_us, cost.row_us, cost.read_us) >= 0
 
 
 def test_steps_that_are_all_alike_do_not_confuse_it():
     cost = StepCost()
     for _ in range(64):
-        cost.measure(4, 400, 8000)
+        cost.measure(4, 400, 8000, False)
     assert cost.step_us(4, 400) == pytest.approx(8000, rel=0.01)
 
 
@@ -46,8 +46,16 @@ def test_it_forgets_a_machine_that_has_changed():
     cost = taught(15_000, 300, 0.25)
     for i in range(2000):
         rows = 1 + i * 7 % 64
-        cost.measure(rows, chunk_reads(100, rows), 1000 + 10 * rows)
+        cost.measure(rows, chunk_reads(100, rows), 1000 + 10 * rows, rows > 8)
     assert cost.step_us(32, chunk_reads(100, 32)) == pytest.approx(1320, rel=0.1)
+
+
+def test_the_price_of_a_prefill_outlasts_many_steps_without_one():
+    cost = taught(15_000, 300, 0.25)
+    for i in range(20_000):
+        reads = 8 * (100 + i % 200)
+        cost.measure(8, reads, round(15_000 + 300 * 8 + 0.25 * reads), False)
+    assert cost.chunk_us(100, chunk_reads(0, 100)) == pytest.approx(31_262, rel=0.05)
 
 
 def test_most_rows_is_the_most():

@@ -21,7 +21,9 @@ def taught(base, row, read):
     cost = StepCost()
     for i in range(64):
         rows, context = 1 + i * 7 % 64, 16 + i * 37 % 2048
-        cost.measure(rows, chunk_reads(context, rows), round(base + row * rows + read * chunk_reads(context, rows)))
+        cost.measure(
+            rows, chunk_reads(context, rows), round(base + row * rows + read * chunk_reads(context, rows)), rows > 8
+        )
     return cost
 
 

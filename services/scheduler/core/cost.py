@@ -2,6 +2,7 @@
 
 A step costs a base, so much a row, and so much a row and token of context it reads: 128 rows behind 8,000 tokens are
 far dearer than 128 behind none. Fitted by least squares over an exponentially fading past, no coefficient below zero.
+Steps with and without prefill fade apart: after an hour of decodes the price of a prefill is still known.
 """
 
 FADE = 0.995
@@ -17,34 +18,48 @@ _SUBSETS = [(0, 1, 2), (0, 1), (0, 2), (1, 2), (0,), (1,), (2,)]
 Matrix = list[list[float]]
 
 
+class Moments:
+    """Sums over steps from which a least squares fit is made; older steps weigh less."""
+
+    __slots__ = ("products", "squares", "targets")
+
+    def __init__(self) -> None:
+        self.products: Matrix = [[0.0] * 3 for _ in range(3)]
+        self.targets = [0.0] * 3
+        self.squares = 0.0
+
+    def add(self, features: tuple[float, float, float], run_us: int) -> None:
+        """Let the past fade a little and add one step."""
+        for i, one in enumerate(features):
+            row = self.products[i]
+            for j, other in enumerate(features):
+                row[j] = row[j] * FADE + one * other
+            self.targets[i] = self.targets[i] * FADE + one * run_us
+        self.squares = self.squares * FADE + float(run_us) * run_us
+
+
 class StepCost:
     """Predicts the microseconds of a step; nothing (zero) before enough steps were measured."""
 
-    __slots__ = ("_moments", "_squares", "_targets", "base_us", "num_steps", "read_us", "row_us")
+    __slots__ = ("_decodes", "_prefills", "base_us", "num_steps", "read_us", "row_us")
 
     def __init__(self) -> None:
         self.base_us = 0.0
         self.row_us = 0.0
         self.read_us = 0.0
         self.num_steps = 0
-        self._moments: Matrix = [[0.0] * 3 for _ in range(3)]
-        self._targets = [0.0] * 3
-        self._squares = 0.0
+        self._decodes = Moments()
+        self._prefills = Moments()
 
     @property
     def fitted(self) -> bool:
         """Whether predictions mean anything yet."""
         return self.num_steps >= FIRST_FIT
 
-    def measure(self, rows: int, reads: int, run_us: int) -> None:
-        """Learn from one step: its rows, the sum of the contexts they read, and its time."""
-        features = (1.0, float(rows), reads / READ_UNIT)
-        for i, one in enumerate(features):
-            row = self._moments[i]
-            for j, other in enumerate(features):
-                row[j] = row[j] * FADE + one * other
-            self._targets[i] = self._targets[i] * FADE + one * run_us
-        self._squares = self._squares * FADE + float(run_us) * run_us
+    def measure(self, rows: int, reads: int, run_us: int, prefill: bool) -> None:
+        """Learn from one step: its rows, the sum of the contexts they read, its time, and whether it held a prefill."""
+        moments = self._prefills if prefill else self._decodes
+        moments.add((1.0, float(rows), reads / READ_UNIT), run_us)
         self.num_steps += 1
         if self.num_steps >= FIRST_FIT and self.num_steps % REFIT_EVERY == 0:
             self._fit()
@@ -72,14 +87,16 @@ class StepCost:
 
     def _fit(self) -> None:
         """The best fit among those without a negative coefficient: with three features, try every subset."""
-        best, best_error = [0.0, 0.0, 0.0], self._squares
+        pair = (self._decodes, self._prefills)
+        products = [[sum(one.products[i][j] for one in pair) for j in range(3)] for i in range(3)]
+        targets = [sum(one.targets[i] for one in pair) for i in range(3)]
+        squares = sum(one.squares for one in pair)
+        best, best_error = [0.0, 0.0, 0.0], squares
         for subset in _SUBSETS:
-            weights = _solve(
-                [[self._moments[i][j] for j in subset] for i in subset], [self._targets[i] for i in subset]
-            )
+            weights = _solve([[products[i][j] for j in subset] for i in subset], [targets[i] for i in subset])
             if weights is None or min(weights) < 0.0:
                 continue
-            error = self._squares - sum(w * self._targets[i] for w, i in zip(weights, subset, strict=True))
+            error = squares - sum(weight * targets[i] for weight, i in zip(weights, subset, strict=True))
             if error < best_error:
                 best, best_error = [0.0, 0.0, 0.0], error
                 for weight, i in zip(weights, subset, strict=True):

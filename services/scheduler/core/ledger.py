@@ -69,10 +69,11 @@ class Ledger:
     def _refusal(self, request: Request) -> Refusal | None:
         if not request.num_prompt:
             return Refusal("invalid", "the prompt is empty")
+        refusal = self._judge(request)
         max_queue = self.settings.max_queue
-        if not request.submit.output and max_queue is not None and self.num_waiting >= max_queue:
+        if refusal is None and not request.submit.output and max_queue is not None and self.num_waiting >= max_queue:
             return Refusal("queue_full", f"{self.num_waiting} requests are waiting")
-        return self._judge(request)
+        return refusal
 
     def _judge(self, request: Request) -> Refusal | None:
         """Judge as far as it is known now. A resubmitted request was accepted before: it waits for a pool that fits."""

@@ -43,7 +43,7 @@ def confirm(executor: Executor, step: Step, result: BatchResult, ledger: Ledger)
     if new_tokens and max(new_tokens) >= ledger.facts.vocab_size:
         raise ProtocolViolation(f"step {step.number} sampled a token outside the vocabulary")
     if step.rows:
-        executor.cost.measure(step.rows, step.reads, result.run_us)
+        executor.cost.measure(step.rows, step.reads, result.run_us, step.rows > len(step.samples))
         ledger.counters.steps += 1
         ledger.counters.computed_tokens += step.rows
         executor.steps_done += 1
