@@ -1,4 +1,4 @@
-"""The whole state of a scheduler as bytes, and a scheduler from such bytes that goes on exactly as the first would have.
+"""The whole state of a scheduler as bytes, and a scheduler from such bytes that goes on exactly as the first would.
 
 Called by the journal and by replay. It walks whatever objects the core is made of, so a new part of the core is covered
 without a word here; what it cannot carry (an open file, a lambda) it refuses by name. Reading runs no code but the
@@ -27,7 +27,12 @@ PACKAGES = ("services.scheduler.core", "shared.wire")
 _SCALARS = frozenset([type(None), bool, int, float, str, bytes])
 _UNSET = [0]
 _REFERENCE, _TUPLE, _NAMED, _FROZENSET, _ENUM, _GLOBAL, _STRUCT = range(1, 8)
-_OBJECT, _LIST, _COLUMN, _DICT, _DEQUE, _SET, _ARRAY = range(7)
+
+
+class _Row:
+    """Kinds of rows."""
+
+    OBJECT, LIST, COLUMN, DICT, DEQUE, SET, ARRAY = range(7)
 
 
 class SnapshotError(ValueError):
@@ -46,7 +51,9 @@ def load(data: bytes) -> Scheduler:
         if version != FORMAT:
             raise SnapshotError(f"a snapshot of format {version}; this version reads {FORMAT}")
         scheduler = _Reader(classes, rows).read(root)
-    except (msgspec.MsgspecError, TypeError, IndexError, KeyError, AttributeError) as error:
+    except SnapshotError:
+        raise
+    except (ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
         raise SnapshotError(f"no snapshot of this version of the core: {error}") from error
     if not isinstance(scheduler, Scheduler):
         raise SnapshotError("a snapshot of something else than a scheduler")
@@ -129,22 +136,22 @@ class _Writer:
         if cls is list:
             if value and type(value[0]) is int:
                 try:
-                    return [_COLUMN, tokens.pack(value)]
+                    return [_Row.COLUMN, tokens.pack(value)]
                 except (TypeError, OverflowError):
                     pass
-            return [_LIST, [self._value(item) for item in value]]
+            return [_Row.LIST, [self._value(item) for item in value]]
         if cls is dict:
-            return [_DICT, [self._value(item) for pair in value.items() for item in pair]]
+            return [_Row.DICT, [self._value(item) for pair in value.items() for item in pair]]
         if cls is deque:
-            return [_DEQUE, value.maxlen, [self._value(item) for item in value]]
+            return [_Row.DEQUE, value.maxlen, [self._value(item) for item in value]]
         if cls is set:
-            return [_SET, self._sorted(value)]
+            return [_Row.SET, self._sorted(value)]
         if cls is array:
-            return [_ARRAY, value.typecode, value.tobytes()]
+            return [_Row.ARRAY, value.typecode, value.tobytes()]
         number = self._class(cls)
         fields = [self._value(getattr(value, name)) if hasattr(value, name) else _UNSET for name in self._slots[cls]]
         more = [self._value(item) for pair in getattr(value, "__dict__", {}).items() for item in pair]
-        return [_OBJECT, number, fields, more]
+        return [_Row.OBJECT, number, fields, more]
 
 
 class _Reader:
@@ -183,38 +190,38 @@ class _Reader:
     def _shell(self, row: list[Any]) -> Any:
         """An empty object of the row's kind; what refers to it can be made before it is filled."""
         match row[0]:
-            case 0:
+            case _Row.OBJECT:
                 return object.__new__(self._classes[row[1]])
-            case 1:
+            case _Row.LIST:
                 return []
-            case 2:
+            case _Row.COLUMN:
                 return tokens.unpack(row[1])
-            case 3:
+            case _Row.DICT:
                 return {}
-            case 4:
+            case _Row.DEQUE:
                 return deque(maxlen=row[1])
-            case 5:
+            case _Row.SET:
                 return set()
-            case 6:
+            case _Row.ARRAY:
                 return array(row[1], row[2])
             case kind:
                 raise SnapshotError(f"an object of kind {kind}")
 
     def _fill(self, row: list[Any], value: Any) -> None:
         match row[0]:
-            case 0:
+            case _Row.OBJECT:
                 for name, field in zip(self._slots[row[1]], row[2], strict=True):
                     if field != _UNSET:
                         setattr(value, name, self._value(field))
                 for name, field in _pairs(self._items(row[3])):
                     setattr(value, name, field)
-            case 1:
+            case _Row.LIST:
                 value.extend(self._items(row[1]))
-            case 3:
+            case _Row.DICT:
                 value.update(_pairs(self._items(row[1])))
-            case 4:
+            case _Row.DEQUE:
                 value.extend(self._items(row[2]))
-            case 5:
+            case _Row.SET:
                 value.update(self._items(row[1]))
 
 
