@@ -6,6 +6,7 @@ requests R1-R14 (numbers as in docs/scheduling.md) after every event. Each run e
 
 import subprocess
 import sys
+from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
@@ -184,6 +185,7 @@ class TestSchedulerSoak(SchedulerMachine.TestCase):
     settings = settings(COMMON, max_examples=100_000, stateful_step_count=100)
 
 
+ROOT = Path(__file__).parents[2]
 ONE_WORLD = """
 import hashlib, msgspec
 from services.scheduler.core.limits import Settings
@@ -210,7 +212,7 @@ def test_actions_do_not_depend_on_the_process():
     digests = {
         subprocess.run(
             [sys.executable, "-c", ONE_WORLD],
-            env={"PYTHONHASHSEED": seed, "PYTHONPATH": "."},
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
             check=True,
