@@ -5,6 +5,7 @@ however a stream was moved about.
 """
 
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ TOKENS = 160
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
     """The project, its images built; everything is gone afterwards."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a CI out of time: still take everything down
     project = f"paternoster-check-{os.getpid()}"
     with engines.engine() as env:
         compose = engines.compose_command(env)

@@ -29,6 +29,8 @@ _NOT_NEEDED = (
     "usr/share/locale",
     "usr/share/man",
 )
+_OWN_MOUNTS = ("unshare", "--mount")
+"""Runs a program whose mounts no other program sees, so that removing its folder cannot reach through one."""
 _FORWARDING = ("/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv6/conf/all/forwarding")
 
 
@@ -99,7 +101,7 @@ def _install(wanted: Mapping[str, str]) -> None:
 @contextlib.contextmanager
 def _dockerd(folder: Path, env: Mapping[str, str]) -> Iterator[None]:
     log = folder / "dockerd.log"
-    command = ["dockerd", f"--host={env['DOCKER_HOST']}", f"--pidfile={folder}/pid"]
+    command = [*_OWN_MOUNTS, "dockerd", f"--host={env['DOCKER_HOST']}", f"--pidfile={folder}/pid"]
     command += [f"--data-root={folder}/data", f"--exec-root={folder}/exec"]
     with log.open("wb") as output:
         # It must not outlive us: it dies, and its containers with it, with the thread that starts it.
@@ -129,9 +131,6 @@ def _dockerd(folder: Path, env: Mapping[str, str]) -> Iterator[None]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        for mount in Path("/proc/mounts").read_text().splitlines():  # it leaves the mount of a network namespace
-            if (place := mount.split()[1]).startswith(f"{folder}/"):
-                run(["umount", place])
         say("stopped the Docker engine")
 
 
@@ -164,7 +163,9 @@ def _debootstrap(folder: Path) -> None:
     mirrors = run(["apt-get", "indextargets", "--format", "$(REPO_URI)", *wanted]).split()
     assert mirrors, f"this machine's apt knows no mirror of Debian {_RELEASE}"
     command = ["debootstrap", "--variant=minbase", "--include=ca-certificates,python3,python3-venv"]
-    run([*command, _RELEASE, str(folder), mirrors[0]], timeout_s=480)
+    # In namespaces that end with it: an interrupted run leaves nothing mounted and nothing running.
+    contained = [*_OWN_MOUNTS, "--pid", "--fork", "--kill-child"]
+    run([*contained, *command, _RELEASE, str(folder), mirrors[0]], timeout_s=480)
     for path in _NOT_NEEDED:
         for entry in (folder / path).iterdir():
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
