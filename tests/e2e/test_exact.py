@@ -35,7 +35,7 @@ async def _all_at_once(system: System) -> list[Said]:
 
 def preemptions(system: System) -> int:
     state = system.debug_state()["scheduler"]
-    count: int = state["preemptions"]
+    count: int = state["preempted"]
     return count
 
 

@@ -22,10 +22,10 @@ async def test_same_tokens_alone_in_a_crowd_preempted_and_across_a_kill(start_sy
         assert len(alone.token_ids) == 48
 
         crowd = [stream(client, prompt, temperature=1.0, max_tokens=32) for prompt in PROMPTS[8:]]
-        before = system.debug_state()["scheduler"]["preemptions"]
+        before = system.debug_state()["scheduler"]["preempted"]
         in_crowd = (await together(*crowd, stream(client, PROMPT, **SAMPLED), stream(client, PROMPT, **SAMPLED)))[-2:]
         assert [said.token_ids for said in in_crowd] == [alone.token_ids] * 2
-        assert system.debug_state()["scheduler"]["preemptions"] > before
+        assert system.debug_state()["scheduler"]["preempted"] > before
 
         said = Said()
         task = asyncio.create_task(stream(client, PROMPT, said, **SAMPLED))

@@ -255,6 +255,7 @@ def test_the_snapshot_has_the_documented_shape():
     assert world.scheduler.snapshot() == {
         "waiting": 0,
         "running": 1,
+        "preempted": 0,
         "executors": [
             {
                 "id": executor,

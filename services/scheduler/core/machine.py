@@ -98,6 +98,7 @@ class Scheduler:
         return {
             "waiting": self.ledger.num_waiting,
             "running": self.ledger.num_running,
+            "preempted": self.ledger.counters.preempted,
             "executors": [
                 {
                     "id": executor.id,
