@@ -74,6 +74,7 @@ def test_two_executors_join_and_every_container_is_healthy(stack: Stack) -> None
     wait_until(lambda: all(stack.is_healthy(container) for container in containers), 60, "all healthy", 0.5)
     for container in containers:
         assert stack.docker("exec", container, "id", "--user").strip() == USER_ID
+    assert "plain torch kernels" not in stack.logs(), "the executor's image lacks the compiled kernels"
 
 
 def test_only_the_gateway_can_be_reached_from_the_host(stack: Stack) -> None:
