@@ -62,7 +62,9 @@ class Stream:
         deadline_ms = self._submit.deadline_ms
         if deadline_ms:
             deadline_ms = max(1, deadline_ms - int((monotonic() - self._submitted_at) * 1000))
-        return msgspec.structs.replace(self._submit, output=tokens.pack(self.received), deadline_ms=deadline_ms)
+        return msgspec.structs.replace(
+            self._submit, output=tokens.pack(self.received), deadline_ms=deadline_ms, resubmitted=self.accepted
+        )
 
 
 class Streams:

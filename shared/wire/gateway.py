@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from shared.wire.facts import ModelFacts
+from shared.wire.logprobs import Logprobs
 from shared.wire.sampling import Sampling
 from shared.wire.session import PROTOCOL, Goodbye, Heartbeat, Refused, Rehello
 
@@ -49,6 +50,8 @@ class Submit(Struct, frozen=True, array_like=True, tag="submit"):
     """Milliseconds from now within which the request must end; 0 is none."""
     trace: str = ""
     """W3C traceparent, or empty."""
+    resubmitted: bool = False
+    """It was accepted in an earlier session (with or without output since): no queue limit refuses it."""
 
 
 class Cancel(Struct, frozen=True, array_like=True, tag="cancel"):
@@ -118,6 +121,8 @@ class Delta(Struct, frozen=True, array_like=True):
     error: str = ""
     stop_token_id: int = -1
     """The stop token that ended it, when ``finish`` is ``stop``; it is the last of the token ids."""
+    logprobs: Logprobs | None = None
+    """Where the request's ``Sampling`` asks for them."""
 
 
 class Tokens(Struct, frozen=True, array_like=True, tag="tokens"):

@@ -200,7 +200,7 @@ class World:
             self.happen(GatewayJoined(gateway))
             for stream in list(streams.values()):
                 stream.accepted = False
-                again = msgspec.structs.replace(stream.submit, output=tokens.pack(stream.tokens))
+                again = msgspec.structs.replace(stream.submit, output=tokens.pack(stream.tokens), resubmitted=True)
                 self.happen(Submitted(gateway, again))
         if not executors_first:
             self._rejoin_executors()

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from shared.wire import codec, executor, gateway, session, tokens
 from shared.wire.codec import Decoder
 from shared.wire.facts import ExecutorLimits, ModelFacts
+from shared.wire.logprobs import Logprobs
 from shared.wire.sampling import Sampling
 
 DECODERS: dict[str, tuple[Decoder[Any], Any]] = {
@@ -64,7 +65,23 @@ def _strategy(info: Any) -> st.SearchStrategy[Any]:
 
 
 _FACTS = ModelFacts("tiny", 1024, 8192, [1022, 1023], "fake")
-_SAMPLING = Sampling(0.75, 40, 0.9, 0.05, 2**63 - 1, 3, tokens.pack([1022]))
+_SAMPLING = Sampling(
+    0.75,
+    40,
+    0.9,
+    0.05,
+    2**63 - 1,
+    3,
+    tokens.pack([1022]),
+    1.25,
+    0.5,
+    -0.5,
+    tokens.pack([7]),
+    tokens.pack_floats([-100.0]),
+    2,
+    True,
+)
+_RECORD = tokens.pack_floats([-0.5]) + tokens.pack([70000]) + tokens.pack_floats([-0.5])
 
 SAMPLES: list[msgspec.Struct] = [
     gateway.GatewayHello("g1", 41),
@@ -81,6 +98,7 @@ SAMPLES: list[msgspec.Struct] = [
         "salt",
         5,
         "t",
+        True,
     ),
     gateway.Cancel("r1", "client left"),
     gateway.StateQuery(7),
@@ -93,6 +111,7 @@ SAMPLES: list[msgspec.Struct] = [
             gateway.Delta("r1", tokens.pack([70000])),
             gateway.Delta("r3", tokens.pack([1022]), "stop", gateway.Usage(3, 2, 1), "", 1022),
             gateway.Delta("r4", b"", "error", gateway.Usage(3, 0), "NaN logits"),
+            gateway.Delta("r5", tokens.pack([9]), logprobs=Logprobs(_RECORD, 1, _RECORD + _RECORD)),
         ]
     ),
     gateway.StateReply(7, "{}"),
@@ -108,7 +127,14 @@ SAMPLES: list[msgspec.Struct] = [
         work=[executor.Work(0, 31, 1, True), executor.Work(1, 0, 3, False)],
     ),
     executor.BatchResult(
-        3, 12, tokens.pack([0]), tokens.pack([16]), tokens.pack([70000]), [executor.LaneFailure(2, 5, "NaN")], 1234
+        3,
+        12,
+        tokens.pack([0]),
+        tokens.pack([16]),
+        tokens.pack([70000]),
+        [executor.LaneFailure(2, 5, "NaN")],
+        1234,
+        [executor.LaneLogprobs(0, 16, 40, _RECORD)],
     ),
     executor.BatchFailed(3, 13, "error", tokens.pack([1]), "boom", True),
     executor.Drain(),

@@ -66,7 +66,7 @@ def test_a_new_session_gets_each_live_stream_once_with_its_output() -> None:
     wire.sent.clear()
     streams.resubmit()
     streams.resubmit()
-    assert wire.sent == [submit("a", output=tokens.pack([7, 8]))]
+    assert wire.sent == [submit("a", output=tokens.pack([7, 8]), resubmitted=True)]
     streams.accepted(Accepted("a"))
     assert listener.told == ["accepted", [7, 8]]
 
@@ -112,7 +112,7 @@ def test_rejections() -> None:
     assert old.told == ["accepted"]
     wire.sent.clear()
     streams.resubmit()
-    assert wire.sent == [submit("old")]
+    assert wire.sent == [submit("old", resubmitted=True)]
     streams.rejected(Rejected("old", "too_long", "never fits"))
     assert old.told == ["accepted", "too_long"]
     assert len(streams) == 0

@@ -48,7 +48,7 @@ class Ledger:
     def submit(self, gateway: str, submit: Submit) -> None:
         """Take a new or resubmitted request, or reject it."""
         self.counters.submitted += 1
-        self.counters.resubmitted += bool(submit.output)
+        self.counters.resubmitted += submit.resubmitted
         if submit.request_id in self.requests[gateway]:
             # A rejection would be read as the end of the live request of that name: the repeat is dropped.
             count(self.counters.stale, "duplicate_submit")
@@ -71,7 +71,7 @@ class Ledger:
             return Refusal("invalid", "the prompt is empty")
         refusal = self._judge(request)
         max_queue = self.settings.max_queue
-        if refusal is None and not request.submit.output and max_queue is not None and self.num_waiting >= max_queue:
+        if refusal is None and not request.submit.resubmitted and max_queue is not None and self.num_waiting >= max_queue:
             return Refusal("queue_full", f"{self.num_waiting} requests are waiting")
         return refusal
 
@@ -80,7 +80,7 @@ class Ledger:
         if self.facts is None or not self.executors:
             return None
         refusal = judge(request, self.facts, self.executors.values())
-        if refusal is not None and refusal.code == "too_long" and request.submit.output:
+        if refusal is not None and refusal.code == "too_long" and request.submit.resubmitted:
             return None
         return refusal
 

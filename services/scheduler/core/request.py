@@ -112,7 +112,7 @@ class Request:
         self.tokens: list[int] = tokens.unpack(submit.prompt)
         self.num_prompt = len(self.tokens)
         self.tokens += tokens.unpack(submit.output)
-        self.rank = Rank(submit.priority, 0 if submit.output else 1, ticket)
+        self.rank = Rank(submit.priority, 0 if submit.resubmitted else 1, ticket)
         self.status = Status.NEW
         self.limit = 0
         """Most tokens, prompt and output together; 0 until an executor has said what it can hold."""
