@@ -111,6 +111,17 @@ class LaneFailure(Struct, frozen=True, array_like=True):
     detail: str
 
 
+class LaneLogprobs(Struct, frozen=True, array_like=True):
+    """Logprobs of consecutive tokens of one lane: prompt tokens of its chunk, or the token sampled in this step."""
+
+    lane: U32
+    seq: U32
+    start: U32
+    """Position of the first of them; before ``Admit.num_prompt`` all are prompt tokens."""
+    records: bytes
+    """Column of records, see ``shared.wire.logprobs``."""
+
+
 class BatchResult(Struct, frozen=True, array_like=True, tag="batch_result"):
     """executor -> scheduler: the step ran. One sample or one failure for each work with ``sample``, in work order."""
 
@@ -123,6 +134,8 @@ class BatchResult(Struct, frozen=True, array_like=True, tag="batch_result"):
     failures: list[LaneFailure] = []
     run_us: int = 0
     """Time of the step itself in the compute thread."""
+    logprobs: list[LaneLogprobs] = []
+    """At most two a lane: one for prompt tokens, one for its sample."""
 
 
 class BatchFailed(Struct, frozen=True, array_like=True, tag="batch_failed"):

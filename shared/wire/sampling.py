@@ -5,6 +5,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+NO_LOGPROBS = -1
 
 
 class Sampling(Struct, frozen=True, array_like=True):
@@ -27,3 +28,18 @@ class Sampling(Struct, frozen=True, array_like=True):
     """Output tokens before any of ``stop_token_ids`` may be sampled."""
     stop_token_ids: bytes = b""
     """Column: the token ids masked until ``min_tokens`` (EOS ids included, whatever ``ignore_eos`` says)."""
+    repetition_penalty: float = 1.0
+    """Logits of tokens of the prompt and the output are divided (negative ones multiplied) by it; 1 is off."""
+    presence_penalty: float = 0.0
+    """Taken off the logits of tokens of the output; 0 is off."""
+    frequency_penalty: float = 0.0
+    """Taken off the logits of tokens of the output, once for each time they are in it; 0 is off."""
+    bias_ids: bytes = b""
+    """Column: tokens whose logits get a bias, each at most once."""
+    bias_values: bytes = b""
+    """Column of floats, as long as ``bias_ids``: what is added to their logits, after the penalties."""
+    num_logprobs: int = NO_LOGPROBS
+    """How many of the most likely tokens are told for each output token, besides its own logprob; -1 is nothing."""
+    prompt_logprobs: bool = False
+    """Tell as much of each prompt token but the first. Every one must be computed: none may come from the prefix cache
+    while the request has no output."""

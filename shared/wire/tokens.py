@@ -1,4 +1,4 @@
-"""Columns: runs of unsigned 32-bit integers as little-endian bytes.
+"""Columns: runs of unsigned 32-bit integers, or of 32-bit floats, as little-endian bytes.
 
 Token ids, block ids and everything else that is hot travels as one byte string a column instead of one MessagePack
 integer an item: a 4,096-token prompt decodes as a single copy.
@@ -23,6 +23,23 @@ def pack(values: Iterable[int]) -> bytes:
 def unpack(column: bytes) -> list[int]:
     """Unpack a column. Raises ValueError when its length is not a multiple of four bytes."""
     values = array("I")
+    values.frombytes(column)
+    if _BIG_ENDIAN:
+        values.byteswap()
+    return values.tolist()
+
+
+def pack_floats(values: Iterable[float]) -> bytes:
+    """Pack numbers into a column of floats, rounded to 32 bits."""
+    column = array("f", values)
+    if _BIG_ENDIAN:
+        column.byteswap()
+    return column.tobytes()
+
+
+def unpack_floats(column: bytes) -> list[float]:
+    """Unpack a column of floats. Raises ValueError when its length is not a multiple of four bytes."""
+    values = array("f")
     values.frombytes(column)
     if _BIG_ENDIAN:
         values.byteswap()

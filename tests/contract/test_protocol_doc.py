@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from shared.net import session as net_session
-from shared.wire import executor, facts, gateway, sampling, session
+from shared.wire import executor, facts, gateway, logprobs, sampling, session
 from tests.fakes.wire_messages import DECODERS, messages_of
 
 DOC = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
-MODULES = (gateway, executor, facts, sampling, session)
+MODULES = (gateway, executor, facts, logprobs, sampling, session)
 STRUCTS: dict[str, type[msgspec.Struct]] = {
     name: kind
     for module in MODULES
