@@ -13,6 +13,7 @@ from services.scheduler.core.outbox import Outbox
 from services.scheduler.core.request import Request, Status, Verb
 from shared.wire.facts import ModelFacts
 from shared.wire.gateway import Accepted, Delta, FinishReason, Rejected, Submit
+from shared.wire.logprobs import Logprobs
 
 MAX_FAILURES = 3
 """Failed steps or lost executors in a row, without a token gained, after which a request is given up."""
@@ -71,7 +72,12 @@ class Ledger:
             return Refusal("invalid", "the prompt is empty")
         refusal = self._judge(request)
         max_queue = self.settings.max_queue
-        if refusal is None and not request.submit.resubmitted and max_queue is not None and self.num_waiting >= max_queue:
+        if (
+            refusal is None
+            and not request.submit.resubmitted
+            and max_queue is not None
+            and self.num_waiting >= max_queue
+        ):
             return Refusal("queue_full", f"{self.num_waiting} requests are waiting")
         return refusal
 
@@ -152,9 +158,16 @@ class Ledger:
         del self.requests[gateway]
         self.outbox.forget(gateway)
 
-    def finish(self, request: Request, reason: FinishReason, token_ids: bytes = b"", stop_token_id: int = -1) -> None:
+    def finish(
+        self,
+        request: Request,
+        reason: FinishReason,
+        token_ids: bytes = b"",
+        stop_token_id: int = -1,
+        logprobs: Logprobs | None = None,
+    ) -> None:
         """End a request that has all its tokens; ``token_ids`` are those not delivered yet."""
-        delta = Delta(request.submit.request_id, token_ids, reason, request.usage(), stop_token_id=stop_token_id)
+        delta = Delta(request.submit.request_id, token_ids, reason, request.usage(), "", stop_token_id, logprobs)
         self._end(request, Verb.FINISH, reason, delta)
 
     def fail(self, request: Request, error: str) -> None:

@@ -10,8 +10,10 @@ from services.scheduler.core.ledger import Ledger
 from shared.wire import tokens
 from shared.wire.executor import BatchFailed, BatchResult, samples_of
 from shared.wire.gateway import Delta
+from shared.wire.logprobs import Logprobs
 
 ITEM = tokens.ITEM_BYTES
+_NOTHING_TOLD = Logprobs()
 
 
 class ProtocolViolation(ValueError):
@@ -42,6 +44,7 @@ def confirm(executor: Executor, step: Step, result: BatchResult, ledger: Ledger)
     assert ledger.facts is not None
     if new_tokens and max(new_tokens) >= ledger.facts.vocab_size:
         raise ProtocolViolation(f"step {step.number} sampled a token outside the vocabulary")
+    told = _told(step, result) if result.logprobs else {}
     if step.rows:
         executor.cost.measure(step.rows, step.reads, result.run_us, step.rows > len(step.samples))
         ledger.counters.steps += 1
@@ -49,7 +52,9 @@ def confirm(executor: Executor, step: Step, result: BatchResult, ledger: Ledger)
         executor.steps_done += 1
     for lane, end in step.chunks:
         lane.computed = end
-    _deliver(sampled, new_tokens, result.sample_tokens, ledger)
+    _deliver(sampled, new_tokens, result.sample_tokens, told, ledger)
+    if told:
+        _deliver_prompts(step, told, ledger)
     for lane, detail in failed:
         if not lane.closed:
             ledger.fail(lane.request, detail)
@@ -79,7 +84,34 @@ def _outcomes(step: Step, result: BatchResult) -> tuple[list[Lane], list[tuple[L
     return sampled, failed
 
 
-def _deliver(sampled: list[Lane], new_tokens: list[int], column: bytes, ledger: Ledger) -> None:
+def _told(step: Step, result: BatchResult) -> dict[int, Logprobs]:
+    """What the step tells of logprobs, by seq; whatever it says of a lane goes to the gateway unread."""
+    lanes = {lane.seq: lane for lane in step.lanes()}
+    told: dict[int, Logprobs] = {}
+    for entry in result.logprobs:
+        lane = lanes.get(entry.seq)
+        if lane is None or lane.number != entry.lane:
+            raise ProtocolViolation(f"step {step.number} tells logprobs of a lane without work in it")
+        before = told.get(entry.seq, _NOTHING_TOLD)
+        if entry.start < lane.request.num_prompt:
+            told[entry.seq] = Logprobs(before.output, entry.start, entry.records)
+        else:
+            told[entry.seq] = Logprobs(entry.records, before.prompt_start, before.prompt)
+    return told
+
+
+def _deliver_prompts(step: Step, told: dict[int, Logprobs], ledger: Ledger) -> None:
+    """Logprobs of prompt tokens whose lanes get no token yet."""
+    for lane, _ in step.chunks:
+        logprobs = told.get(lane.seq)
+        if logprobs is not None and not lane.closed:
+            request = lane.request
+            ledger.outbox.deltas(request.gateway).append(Delta(request.submit.request_id, b"", logprobs=logprobs))
+
+
+def _deliver(
+    sampled: list[Lane], new_tokens: list[int], column: bytes, told: dict[int, Logprobs], ledger: Ledger
+) -> None:
     """Append each lane's token and tell its gateway; end those that have all they want. Every tick's bulk."""
     gateway, deltas = "", list[Delta]()
     offset = -ITEM
@@ -94,15 +126,20 @@ def _deliver(sampled: list[Lane], new_tokens: list[int], column: bytes, ledger: 
         known.append(token)
         request.failures = 0
         ledger.counters.output_tokens += 1
+        logprobs = told.get(lane.seq) if told else None
         if token in request.stops and request.stops_with(token):
-            ledger.finish(request, "stop", column[offset : offset + ITEM], token)
+            ledger.finish(request, "stop", column[offset : offset + ITEM], token, logprobs)
         elif len(known) >= request.limit:
-            ledger.finish(request, "length", column[offset : offset + ITEM])
+            ledger.finish(request, "length", column[offset : offset + ITEM], logprobs=logprobs)
         else:
             if request.gateway != gateway:
                 gateway = request.gateway
                 deltas = ledger.outbox.deltas(gateway)
-            deltas.append(Delta(request.submit.request_id, column[offset : offset + ITEM]))
+            token_ids = column[offset : offset + ITEM]
+            if logprobs is None:
+                deltas.append(Delta(request.submit.request_id, token_ids))
+            else:
+                deltas.append(Delta(request.submit.request_id, token_ids, logprobs=logprobs))
 
 
 def fail_step(step: Step, executor: Executor, failed: BatchFailed, ledger: Ledger) -> None:
