@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import uvloop
 import zmq
@@ -14,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from services.scheduler.core.limits import Settings
 from services.scheduler.core.machine import Scheduler
+from services.scheduler.journal import Journal
 from services.scheduler.metrics import CoreCollector, Figures, StepMetrics
 from services.scheduler.options import SchedulerOptions
 from services.scheduler.shell import Shell
@@ -30,6 +32,8 @@ EXIT_CONFIGURATION = 78
 
 LOOP_ANSWER_S = 2.0
 """How long a scrape or a health check waits for the event loop."""
+FLUSH_EVERY_S = 0.5
+"""How often the journal is handed to the operating system."""
 
 
 class _Misconfigured(Exception):
@@ -59,7 +63,9 @@ async def _serve(options: SchedulerOptions) -> int:
     stopped = _on_signals(loop)
     registry = CollectorRegistry()
     core = Scheduler(epoch=time.time_ns() // 1_000_000, settings=_settings(options))
-    shell = Shell(core, StepMetrics(registry), crash.report)
+    journal = _open_journal(options, core)
+    shell = Shell(core, StepMetrics(registry), crash.report, journal)
+    flushing = asyncio.create_task(_keep_flushed(journal)) if journal is not None else None
     server: metrics_server.MetricsServer | None = None
     ends: list[asyncio.Future[int]] = [asyncio.ensure_future(crash.wait()), stopped]
     try:
@@ -74,6 +80,25 @@ async def _serve(options: SchedulerOptions) -> int:
         if server is not None:
             await asyncio.to_thread(server.close)  # a scrape in progress may be waiting for the loop
         await shell.close()
+        if journal is not None and flushing is not None:
+            flushing.cancel()
+            journal.close()
+
+
+def _open_journal(options: SchedulerOptions, core: Scheduler) -> Journal | None:
+    if not options.journal:
+        return None
+    try:
+        return Journal(Path(options.journal), core, options.journal_redact)
+    except OSError as error:
+        raise _Misconfigured(f"cannot write the journal {options.journal}: {error}") from error
+
+
+async def _keep_flushed(journal: Journal) -> None:
+    """So that a kill costs the journal no more than the last moment."""
+    while True:
+        await asyncio.sleep(FLUSH_EVERY_S)
+        journal.flush()
 
 
 def _settings(options: SchedulerOptions) -> Settings:

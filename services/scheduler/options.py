@@ -21,6 +21,10 @@ class SchedulerOptions:
     """How long requests wait for an executor when none is connected any more."""
     step_timeout_s: float = 60.0
     """A step older than this is a lost executor."""
+    journal: str = ""
+    """File where every event is written down for ``paternoster replay``; empty is none."""
+    journal_redact: bool = False
+    """Replace token ids in the journal, so that it tells no text."""
     host: str = "127.0.0.1"
     """Address of the metrics server."""
     metrics_port: int | None = None

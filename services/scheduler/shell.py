@@ -14,6 +14,7 @@ from typing import assert_never
 
 from services.scheduler.core import actions, events
 from services.scheduler.core.machine import Scheduler
+from services.scheduler.journal import Journal
 from services.scheduler.metrics import Figures, StepMetrics
 from shared.net.loop import Callbacks, OnCrash
 from shared.net.router import Router
@@ -35,8 +36,9 @@ class Shell:
     state may be half changed.
     """
 
-    def __init__(self, core: Scheduler, steps: StepMetrics, on_crash: OnCrash) -> None:
+    def __init__(self, core: Scheduler, steps: StepMetrics, on_crash: OnCrash, journal: Journal | None = None) -> None:
         self.core = core
+        self._journal = journal
         self.gateways = Router(codec.gateway_to_scheduler, _GatewaySide(self), on_crash=self._crashed)
         self.executors = Router(codec.executor_to_scheduler, _ExecutorSide(self), on_crash=self._crashed)
         self.steps = steps
@@ -58,8 +60,17 @@ class Shell:
         """Let the core handle one event, and do what it says."""
         if self._broken:
             return
-        for action in self.core.handle(event, monotonic_ms()):
+        now_ms = monotonic_ms()
+        try:
+            todo = self.core.handle(event, now_ms)
+        except BaseException:
+            if self._journal is not None:
+                self._journal.failed(event, now_ms)
+            raise
+        for action in todo:
             self._perform(action)
+        if self._journal is not None:
+            self._journal.record(event, now_ms, todo)
         self._deadline.set(self.core.next_deadline_ms())
 
     def figures(self) -> Figures:
