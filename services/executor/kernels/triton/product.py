@@ -1,7 +1,7 @@
 """A matrix product whose rows do not depend on how many there are: one tile and one order of K for every row count.
 
 Called by ``kernels``. Library products choose tiles, and split K, by the number of rows; here only the shape of the
-weights chooses. Each element is one sum over K in tiles of ``_DEPTH`` from column 0 on, in float32.
+weights chooses. Each element is one sum over K in tiles of fixed depth from column 0 on, in float32.
 """
 
 import torch
@@ -65,11 +65,16 @@ def tile_columns(num_columns: int) -> int:
     return 32
 
 
+def tile_depth(dtype: torch.dtype) -> int:
+    """Columns of the operands that a program reads at once."""
+    return 32 if dtype is torch.float32 else 64
+
+
 def product(weight: Tensor, bias: Tensor | None) -> Linear:
     """A product with ``weight`` [columns, depth] and ``bias`` [columns], which are used as they lie."""
     weight = weight.contiguous()
     num_columns, depth = weight.shape
-    width, tile_depth = tile_columns(num_columns), 32 if weight.dtype is torch.float32 else 64
+    width, inner = tile_columns(num_columns), tile_depth(weight.dtype)
 
     def linear(x_TC: Tensor) -> Tensor:
         num_rows = len(x_TC)
@@ -86,8 +91,8 @@ def product(weight: Tensor, bias: Tensor | None) -> Linear:
             depth,
             ROWS=_ROWS,
             COLUMNS=width,
-            DEPTH=tile_depth,
-            EVEN=depth % tile_depth == 0,
+            DEPTH=inner,
+            EVEN=depth % inner == 0,
             BIAS=bias is not None,
             num_warps=4,
             num_stages=3,
