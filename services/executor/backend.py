@@ -16,6 +16,10 @@ class StepOutput:
     """[S] whatever stands where ``failures`` has an entry is ignored."""
     failures: dict[int, str] = field(default_factory=dict)
     """Index into ``samples`` -> why that lane alone has no token (NaN logits, say). Never holds a request's text."""
+    logprobs: dict[int, bytes] = field(default_factory=dict)
+    """Index into ``samples`` -> a record (see ``shared.wire.logprobs``), where asked for and not failed."""
+    prompt_logprobs: list[bytes] = field(default_factory=list)
+    """One column of records for each of ``StepBatch.prompts``."""
 
 
 class StepError(Exception):

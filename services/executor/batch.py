@@ -4,10 +4,18 @@ Shape letters: R work rows, T tokens of the step (sum of the rows' counts), S sa
 """
 
 from msgspec import Struct
+from msgspec.structs import replace
 from numpy import int32, int64
 from numpy.typing import NDArray
 
 from shared.wire.sampling import Sampling
+
+
+def is_plain(sampling: Sampling) -> bool:
+    """Whether a request takes the most likely token and asks for nothing else: its rows cost one maximum."""
+    neutral = Sampling(seed=sampling.seed, stop_token_ids=sampling.stop_token_ids)
+    off = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "prompt_logprobs": False}  # without effect on a greedy choice
+    return replace(sampling, **off) == neutral
 
 
 class SampleRow(Struct, frozen=True, gc=False):
@@ -24,6 +32,23 @@ class SampleRow(Struct, frozen=True, gc=False):
     """[position] the lane's known tokens (prompt + output): a read-only view, valid until the step is committed."""
     num_prompt: int
     """How many of ``tokens`` are prompt; the rest is output."""
+    plain: bool = False
+    """See ``is_plain``."""
+
+
+class PromptRow(Struct, frozen=True, gc=False):
+    """One work row of which logprobs of prompt tokens are wanted: what follows its first positions."""
+
+    row: int
+    """Index of the work row, 0..R-1."""
+    lane: int
+    seq: int
+    num_logprobs: int
+    """How many of the most likely tokens to tell besides."""
+    start: int
+    """Position of the first token told, one after the row's first position."""
+    tokens: NDArray[int32]
+    """[P] the tokens told, P being at most the row's count: a read-only view, valid until the step is committed."""
 
 
 class StepBatch(Struct, frozen=True):
@@ -46,3 +71,5 @@ class StepBatch(Struct, frozen=True):
     """[R, W] W being what the longest context needs; past a row's own table -1."""
     samples: list[SampleRow]
     """[S] in work order."""
+    prompts: list[PromptRow] = []
+    """In work order."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.executor.backend import StepOutput
-from services.executor.batch import SampleRow, StepBatch
+from services.executor.batch import PromptRow, SampleRow, StepBatch, is_plain
 from shared.wire.executor import Admit, BatchPlan, LaneFailure
 from shared.wire.facts import ExecutorLimits, ModelFacts
 from shared.wire.sampling import Sampling
@@ -61,6 +61,8 @@ class Lanes:
         self._seqs = [0] * num_lanes
         self._num_prompts = [0] * num_lanes
         self._samplings = [Sampling()] * num_lanes
+        self._plain = [True] * num_lanes
+        self._tells_prompt = np.zeros(num_lanes, np.bool_)
         self._holders = np.zeros(limits.num_blocks, np.int64)
         """How many lanes hold each block."""
 
@@ -163,6 +165,9 @@ class Lanes:
         self._table_lens[lane] = len(blocks)
         self._holders[blocks] += 1
         self._seqs[lane], self._num_prompts[lane], self._samplings[lane] = admit.seq, admit.num_prompt, admit.sampling
+        self._plain[lane] = is_plain(admit.sampling)
+        # Who has output has been told of the whole prompt: the prompt came first.
+        self._tells_prompt[lane] = admit.sampling.prompt_logprobs and admit.num_prompt == len(tokens)
         self._open[lane], self._failed[lane] = True, False
 
     def _check_tokens(self, admit: Admit, tokens: Ints) -> None:
@@ -248,14 +253,28 @@ class Lanes:
             context_lens=ends.astype(np.int32),
             block_tables=self._tables[lanes, :width],
             samples=self._sample_rows(lanes, np.flatnonzero(samples), ends),
+            prompts=self._prompt_rows(lanes, starts, ends),
         )
 
     def _sample_rows(self, lanes: Ints, rows: Ints, ends: Ints) -> list[SampleRow]:
         seqs, samplings, num_prompts, tokens = self._seqs, self._samplings, self._num_prompts, self._read_only_tokens
+        plain = self._plain
         return [
-            SampleRow(row, lane, seqs[lane], samplings[lane], end, tokens[lane, :end], num_prompts[lane])
+            SampleRow(row, lane, seqs[lane], samplings[lane], end, tokens[lane, :end], num_prompts[lane], plain[lane])
             for row, lane, end in zip(rows.tolist(), lanes[rows].tolist(), ends[rows].tolist(), strict=True)
         ]
+
+    def _prompt_rows(self, lanes: Ints, starts: Ints, ends: Ints) -> list[PromptRow]:
+        """A position's logits tell of the token after it, as far as that is prompt."""
+        prompts = []
+        for row in np.flatnonzero(self._tells_prompt[lanes]).tolist():
+            lane, first = int(lanes[row]), int(starts[row]) + 1
+            last = min(int(ends[row]) + 1, self._num_prompts[lane])
+            if first < last:
+                told = self._read_only_tokens[lane, first:last]
+                num_logprobs = max(0, self._samplings[lane].num_logprobs)
+                prompts.append(PromptRow(row, lane, self._seqs[lane], num_logprobs, first, told))
+        return prompts
 
 
 def _column(column: bytes) -> Ints:

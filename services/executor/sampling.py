@@ -2,7 +2,7 @@
 
 Called by the torch backend. Work on all rows at once is numpy's, element by element or along one row in a fixed order,
 so that a row's token is the same alone and among any others (the order of torch's sums varies with the number of rows).
-Greedy rows are settled by one maximum over the step's logits and pay for nothing else.
+Greedy rows that ask for nothing are settled by one maximum over the step's logits and pay for nothing else.
 """
 
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from services.executor import logprobs, penalties
 from services.executor.backend import StepOutput
 from services.executor.batch import SampleRow
-from shared.wire import tokens as columns
 from shared.wire.sampling import Sampling
 
 _SPAN = 64
@@ -23,21 +23,31 @@ _NUCLEUS_CANDIDATES = 1024
 
 
 def sample(logits: Tensor, samples: Sequence[SampleRow]) -> StepOutput:
-    """Choose one token for each of ``samples`` from ``logits`` [S, V], float32, which it may overwrite.
+    """Choose one token for each of ``samples`` from ``logits`` [S, V], float32 and contiguous, which it may overwrite.
 
     A row without a usable maximum (NaN, infinities, everything masked) becomes a failure of that row alone.
     """
-    _mask_until_min_tokens(logits, samples)
+    asking = [(i, row) for i, row in enumerate(samples) if not row.plain]
+    telling = [i for i, row in asking if row.sampling.num_logprobs >= 0]
+    raw = logits[telling].cpu().numpy() if telling else None  # a copy, from before anything is changed
+    if asking:
+        penalties.apply(logits, asking)
     best, best_ids = logits.max(dim=-1)  # a NaN anywhere in a row makes its maximum NaN
     chosen: list[int] = best_ids.tolist()
     finite = torch.isfinite(best).tolist()
     failures = {index: "the logits are not finite" for index, usable in enumerate(finite) if not usable}
-    drawn = [i for i, row in enumerate(samples) if row.sampling.temperature > 0 and finite[i]]
+    drawn = [i for i, row in asking if row.sampling.temperature > 0 and finite[i]]
     if drawn:
         rows = logits[drawn].cpu().numpy()
         for index, token in zip(drawn, _draw(rows, [samples[i] for i in drawn]), strict=True):
             chosen[index] = token
-    return StepOutput(chosen, failures)
+    output = StepOutput(chosen, failures)
+    if raw is not None:
+        for index, row_logits in zip(telling, raw, strict=True):
+            if finite[index]:
+                num_logprobs = samples[index].sampling.num_logprobs
+                output.logprobs[index] = logprobs.record(row_logits, chosen[index], num_logprobs)
+    return output
 
 
 def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float64]:
@@ -58,14 +68,6 @@ def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
-
-
-def _mask_until_min_tokens(logits: Tensor, samples: Sequence[SampleRow]) -> None:
-    vocab_size = logits.shape[-1]
-    for index, row in enumerate(samples):
-        if row.position - row.num_prompt < row.sampling.min_tokens:
-            stops = [token for token in columns.unpack(row.sampling.stop_token_ids) if token < vocab_size]
-            logits[index, stops] = float("-inf")
 
 
 def _draw(logits: NDArray[np.float32], samples: Sequence[SampleRow]) -> list[int]:

@@ -10,7 +10,7 @@ from services.executor.backend import Backend, StepError, StepOutput
 from services.executor.batch import StepBatch
 from services.executor.lanes import Lanes, PlanError
 from shared.wire import tokens
-from shared.wire.executor import BatchFailed, BatchPlan, BatchResult, LaneFailure
+from shared.wire.executor import BatchFailed, BatchPlan, BatchResult, LaneFailure, LaneLogprobs
 
 log = logging.getLogger(__name__)
 
@@ -85,4 +85,16 @@ def _result(
         sample_tokens=tokens.pack(sampled_tokens),
         failures=failures,
         run_us=run_us,
+        logprobs=_logprobs(batch, output) if output.logprobs or output.prompt_logprobs else [],
     )
+
+
+def _logprobs(batch: StepBatch, output: StepOutput) -> list[LaneLogprobs]:
+    told = [
+        LaneLogprobs(prompt.lane, prompt.seq, prompt.start, records)
+        for prompt, records in zip(batch.prompts, output.prompt_logprobs, strict=True)
+    ]
+    for index, record in output.logprobs.items():
+        sample = batch.samples[index]
+        told.append(LaneLogprobs(sample.lane, sample.seq, sample.position, record))
+    return told

@@ -169,7 +169,7 @@ def test_out_of_memory_fails_the_step_and_not_the_executor(
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(backend._model, "forward", fail)
+        patch.setattr(backend._model, "states", fail)
         with pytest.raises(StepError, match="out of memory in a step of 3 tokens") as caught:
             backend.run(batch)
         assert not caught.value.fatal

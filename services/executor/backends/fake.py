@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.executor.backend import StepOutput
-from services.executor.backends import fake_faults
+from services.executor.backends import fake_faults, fake_ranking
 from services.executor.backends.fake_faults import Faults, Striker
-from services.executor.batch import SampleRow, StepBatch
+from services.executor.batch import PromptRow, SampleRow, StepBatch
 from services.executor.options import ExecutorOptions
 from shared import fake_model
 from shared.wire import tokens
@@ -68,7 +68,11 @@ class FakeBackend:
         self._kv.reshape(-1)[batch.slot_mapping] = batch.token_ids
         output = StepOutput([])
         if batch.samples:
-            output = StepOutput(self._sample(batch), self._striker.strike(batch.samples))
+            output = self._sample(batch)
+            output.failures = self._striker.strike(batch.samples)
+            for index in output.failures:
+                output.logprobs.pop(index, None)
+        output.prompt_logprobs = [self._prompt_logprobs(batch, prompt) for prompt in batch.prompts]
         self._pace(batch, started)
         return output
 
@@ -81,7 +85,7 @@ class FakeBackend:
         cost_ms = self._faults.step_ms + self._faults.prefill_ms_per_token * prefill_tokens
         time.sleep(max(0.0, started + cost_ms / 1000 - time.perf_counter()))
 
-    def _sample(self, batch: StepBatch) -> list[int]:
+    def _sample(self, batch: StepBatch) -> StepOutput:
         hashes, last_ids = self._read(batch)
         hashes ^= _mix(np.array([sample.sampling.seed for sample in batch.samples], np.uint64))
         hashes = _mix(hashes)
@@ -91,10 +95,35 @@ class FakeBackend:
             open_character = (last_ids >= TWO_BYTE_LEADS.start) & (last_ids < TWO_BYTE_LEADS.stop)
             chosen = np.where(open_character, 0x80 + (hashes >> np.uint64(58)).astype(np.int64), chosen)
         picked: list[int] = chosen.tolist()
+        output = StepOutput(picked)
         for index, sample in enumerate(batch.samples):
-            if sample.position - sample.num_prompt < sample.sampling.min_tokens:
-                picked[index] = self._not_a_stop(picked[index], int(places[index]), sample)
-        return picked
+            if not sample.plain:
+                self._attend_to(sample, index, int(places[index]), output)
+        return output
+
+    def _attend_to(self, sample: SampleRow, index: int, place: int, output: StepOutput) -> None:
+        """What a row asks for beyond its most likely token."""
+        sampling, best = sample.sampling, output.tokens[index]
+        if fake_ranking.penalises(sampling):
+            ranked = fake_ranking.ranking(self._choices, place, best)
+            output.tokens[index] = fake_ranking.penalised_choice(ranked, sample, self.facts.vocab_size)
+        elif sample.position - sample.num_prompt < sampling.min_tokens:
+            output.tokens[index] = self._not_a_stop(best, place, sample)
+        if sampling.num_logprobs >= 0:
+            ranked = fake_ranking.ranking(self._choices, place, best)
+            output.logprobs[index] = fake_ranking.record(ranked, output.tokens[index], sampling.num_logprobs)
+
+    def _prompt_logprobs(self, batch: StepBatch, prompt: PromptRow) -> bytes:
+        """The order of tokens after a prompt token is made up from that token and its position."""
+        first = batch.query_starts[prompt.row]
+        before: Hashes = batch.token_ids[first : first + len(prompt.tokens)].astype(np.uint64)
+        positions: Hashes = np.arange(prompt.start, prompt.start + len(prompt.tokens), dtype=np.uint64)
+        places = _mix(_mix(before) ^ positions)
+        records = []
+        for place, token in zip((places % np.uint64(NUM_CHOICES)).tolist(), prompt.tokens.tolist(), strict=True):
+            ranked = fake_ranking.ranking(self._choices, place, int(self._choices[place % len(self._choices)]))
+            records.append(fake_ranking.record(ranked, token, prompt.num_logprobs))
+        return b"".join(records)
 
     def _read(self, batch: StepBatch) -> tuple[Hashes, NDArray[np.int32]]:
         """Each sampled row's context through its block table: [S] sum of weight * (id + 1), and [S] the last ids."""

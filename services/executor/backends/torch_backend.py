@@ -10,19 +10,22 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from services.executor import memory, sampling
+from services.executor import logprobs, memory, sampling
 from services.executor.backend import Backend, StepError, StepOutput
-from services.executor.batch import SampleRow, StepBatch
+from services.executor.batch import PromptRow, SampleRow, StepBatch
 from services.executor.kernels.choice import choose
 from services.executor.model import config as model_config
 from services.executor.model import device as devices
 from services.executor.model import end_tokens, weights
-from services.executor.model.llama import Llama
+from services.executor.model.llama import Llama, States
 from services.executor.options import ExecutorOptions
 from shared.wire.facts import ExecutorLimits, ModelFacts
 from shared.wire.sampling import Sampling
 
 log = logging.getLogger(__name__)
+
+MAX_PROMPT_LOGITS = 128
+"""Rows of logits held at once for the logprobs of prompts, whatever the size of a step."""
 
 
 class TorchBackend:
@@ -72,14 +75,29 @@ class TorchBackend:
             return StepOutput([])
         try:
             with torch.inference_mode():
-                logits = self._model.forward(batch, self._caches, self.limits.block_size)
-                return sampling.sample(logits, batch.samples)
+                states = self._model.states(batch, self._caches, self.limits.block_size)
+                last = batch.query_starts[[sample.row + 1 for sample in batch.samples]] - 1
+                output = sampling.sample(self._model.logits(states, last), batch.samples)
+                output.prompt_logprobs = [self._prompt_logprobs(states, batch, prompt) for prompt in batch.prompts]
+                return output
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise StepError(f"out of memory in a step of {len(batch.token_ids)} tokens") from error
         except RuntimeError as error:
             if "allocate memory" not in str(error):  # how torch's CPU allocator fails
                 raise
             raise StepError(f"out of memory in a step of {len(batch.token_ids)} tokens") from error
+
+    def _prompt_logprobs(self, states: States, batch: StepBatch, prompt: PromptRow) -> bytes:
+        """Records of a row's prompt tokens, a few at a time: their logits never take more than that many rows."""
+        first = int(batch.query_starts[prompt.row])
+        records = []
+        for start in range(0, len(prompt.tokens), MAX_PROMPT_LOGITS):
+            told = prompt.tokens[start : start + MAX_PROMPT_LOGITS].tolist()
+            logits = self._model.logits(states, np.arange(first + start, first + start + len(told))).cpu().numpy()
+            records += [
+                logprobs.record(row, token, prompt.num_logprobs) for row, token in zip(logits, told, strict=True)
+            ]
+        return b"".join(records)
 
     def released(self, lane: int, blocks: Sequence[int]) -> None:
         """Nothing to do: a block is written before it is read."""

@@ -5,9 +5,12 @@ requests are T tokens in a row, and only attention knows where one request ends 
 """
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from services.executor.batch import StepBatch
@@ -27,6 +30,13 @@ class _Layer:
     mlp_norm: Tensor
     gate_up: Linear
     down: Linear
+
+
+class States(NamedTuple):
+    """Every token of a step after the last layer: the sum of the two, [T, hidden]."""
+
+    added: Tensor | None
+    residual: Tensor
 
 
 class Llama:
@@ -49,6 +59,11 @@ class Llama:
 
     def forward(self, batch: StepBatch, caches: list[LayerCache], block_size: int) -> Tensor:
         """Compute the step's tokens, writing their KV; returns float32 logits [S, vocabulary] of the sampled rows."""
+        states = self.states(batch, caches, block_size)
+        return self.logits(states, batch.query_starts[[sample.row + 1 for sample in batch.samples]] - 1)
+
+    def states(self, batch: StepBatch, caches: list[LayerCache], block_size: int) -> States:
+        """Compute the step's tokens, writing their KV; returns what they are before the last norm."""
         kernels, eps = self._kernels, self._config.norm_eps
         attention = kernels.step(batch, block_size)
         residual = F.embedding(torch.as_tensor(batch.token_ids, device=self._device), self._embedding)
@@ -58,11 +73,15 @@ class Llama:
             added = layer.out(self._attend(layer, layer.qkv(normed), attention, cache, window))
             normed = kernels.add_rms_norm(added, residual, layer.mlp_norm, eps)
             added = layer.down(kernels.silu_mul(layer.gate_up(normed)))
-        if not batch.samples:
+        return States(added, residual)
+
+    def logits(self, states: States, tokens: NDArray[np.integer[Any]]) -> Tensor:
+        """float32 logits [P, vocabulary] of P of the step's tokens, by their index 0..T-1."""
+        if not len(tokens):
             return torch.empty(0, self._config.vocab_size, device=self._device)
-        last = batch.query_starts[[sample.row + 1 for sample in batch.samples]] - 1
-        rows = torch.as_tensor(last, device=self._device)
-        return self._head(self._norm_sum(None if added is None else added[rows], residual[rows], self._norm)).float()
+        rows = torch.as_tensor(tokens, device=self._device)
+        added = None if states.added is None else states.added[rows]
+        return self._head(self._norm_sum(added, states.residual[rows], self._norm)).float()
 
     def _norm_sum(self, added: Tensor | None, residual: Tensor, weight: Tensor) -> Tensor:
         """The norm of ``residual += added``; before the first layer there is nothing to add."""

@@ -1,0 +1,92 @@
+"""What a request's parameters change in its own logits before a token is chosen: penalties, bias, masked end tokens.
+
+Called by ``sampling`` with the rows that ask for any of it, all at once: each kind is one gather and one scatter over
+the step, element by element in float32. What has been said is read from the row's tokens each time and kept nowhere, so
+a preemption or a move changes nothing.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from services.executor.batch import SampleRow
+from shared.wire import tokens as columns
+
+Ids = NDArray[np.int64]
+Indexed = tuple[int, SampleRow]
+"""A row of the logits and what it is."""
+
+
+def apply(logits: Tensor, rows: Sequence[Indexed]) -> None:
+    """Change the logits [S, V] of ``rows`` in place: repetition, then presence and frequency, then bias, then masks."""
+    _repetition(logits, [(i, row) for i, row in rows if row.sampling.repetition_penalty != 1])
+    _add(logits, _frequencies(rows))
+    _add(logits, _biases(rows, logits.shape[-1]))
+    _mask_until_min_tokens(logits, rows)
+
+
+def _repetition(logits: Tensor, rows: Sequence[Indexed]) -> None:
+    """Divide what is positive, multiply what is negative (Keskar et al. 2019, as transformers does it)."""
+    if not rows:
+        return
+    # A token that is there twice is changed once: both times the same value is written in its place.
+    parts = [(i, row.tokens.astype(np.int64), row.sampling.repetition_penalty) for i, row in rows]
+    where = _flat(logits, [(i, ids) for i, ids, _ in parts])
+    penalties = np.concatenate([np.full(len(ids), penalty, np.float32) for _, ids, penalty in parts])
+    flat, by = logits.view(-1), torch.as_tensor(penalties, device=logits.device)
+    values = flat[where]
+    flat[where] = torch.where(values > 0, values / by, values * by)
+
+
+Change = tuple[int, Ids, NDArray[np.float32]]
+"""A row of the logits, tokens, each at most once, and what is added to their logits."""
+
+
+def _frequencies(rows: Sequence[Indexed]) -> list[Change]:
+    changes = []
+    for i, row in rows:
+        presence, frequency = row.sampling.presence_penalty, row.sampling.frequency_penalty
+        output = row.tokens[row.num_prompt :]
+        if (presence or frequency) and len(output):
+            ids, counts = np.unique(output, return_counts=True)
+            changes.append((i, ids.astype(np.int64), (-presence - frequency * counts).astype(np.float32)))
+    return changes
+
+
+def _biases(rows: Sequence[Indexed], vocab_size: int) -> list[Change]:
+    changes = []
+    for i, row in rows:
+        if row.sampling.bias_ids:
+            ids = np.array(columns.unpack(row.sampling.bias_ids), np.int64)
+            values = np.array(columns.unpack_floats(row.sampling.bias_values), np.float32)
+            known = ids < vocab_size
+            changes.append((i, ids[known], values[known]))
+    return changes
+
+
+def _add(logits: Tensor, changes: Sequence[Change]) -> None:
+    if changes:
+        where = _flat(logits, [(i, ids) for i, ids, _ in changes])
+        added = torch.as_tensor(np.concatenate([values for _, _, values in changes]), device=logits.device)
+        flat = logits.view(-1)
+        flat[where] = flat[where] + added
+
+
+def _mask_until_min_tokens(logits: Tensor, rows: Sequence[Indexed]) -> None:
+    vocab_size = logits.shape[-1]
+    masks = []
+    for i, row in rows:
+        if row.position - row.num_prompt < row.sampling.min_tokens:
+            stops = np.array(columns.unpack(row.sampling.stop_token_ids), np.int64)
+            masks.append((i, stops[stops < vocab_size]))
+    if masks:
+        logits.view(-1)[_flat(logits, masks)] = float("-inf")
+
+
+def _flat(logits: Tensor, parts: Sequence[tuple[int, Ids]]) -> Tensor:
+    """Places of (row, token) in the flattened logits."""
+    vocab_size = logits.shape[-1]
+    return torch.as_tensor(np.concatenate([i * vocab_size + ids for i, ids in parts]), device=logits.device)
