@@ -12,7 +12,7 @@ from services.executor.batch import StepBatch
 from services.executor.kernels.interface import LayerCache, Linear, QkNorm, Rotary
 from services.executor.kernels.triton import elementwise, tiles
 from services.executor.kernels.triton.attention import attend
-from services.executor.kernels.triton.columns import upload
+from services.executor.kernels.upload import upload
 from services.executor.kernels.triton.product import product
 from services.executor.kernels.triton.tiles import Tiles
 
