@@ -49,5 +49,8 @@ class Backend(Protocol):
         """Write the KV of the step's tokens, attend through the block tables, sample. Raises StepError."""
         ...
 
-    def released(self, lane: int, blocks: Sequence[int]) -> None:
-        """A lane was retired; ``blocks`` are those of its blocks that no lane holds any more."""
+    def released(self, lane: int) -> None:
+        """A lane was retired. What its blocks hold may be used again, as cached tokens of a later lane."""
+
+    def taken(self, blocks: Sequence[int]) -> None:
+        """What these blocks hold is given up: they are written again before they are read."""

@@ -39,14 +39,19 @@ class LaneView(NamedTuple):
 
 
 class Lanes:
-    """The lanes of one session. ``released(lane, blocks)`` is told of blocks that no lane holds any more."""
+    """The lanes of one session. ``released(lane)`` is told of a retire, ``taken(blocks)`` of blocks to be written."""
 
     def __init__(
-        self, facts: ModelFacts, limits: ExecutorLimits, released: Callable[[int, Sequence[int]], None]
+        self,
+        facts: ModelFacts,
+        limits: ExecutorLimits,
+        released: Callable[[int], None],
+        taken: Callable[[Sequence[int]], None],
     ) -> None:
         self._facts = facts
         self._limits = limits
         self._released = released
+        self._taken = taken
         num_lanes = limits.num_lanes
         table_len = -(-facts.context_len // limits.block_size)
         self._tokens = np.zeros((num_lanes, facts.context_len), np.int32)
@@ -65,6 +70,8 @@ class Lanes:
         self._tells_prompt = np.zeros(num_lanes, np.bool_)
         self._holders = np.zeros(limits.num_blocks, np.int64)
         """How many lanes hold each block."""
+        self._filled = np.zeros(limits.num_blocks, np.int64)
+        """Tokens in each block that steps of this session have computed."""
 
     def open_lanes(self) -> list[int]:
         """Lanes that hold a request, in order."""
@@ -84,6 +91,7 @@ class Lanes:
         """Retire every lane: the session is over."""
         for lane in self.open_lanes():
             self._retire(lane)
+        self._filled[:] = 0
 
     def apply(self, plan: BatchPlan) -> None:
         """Retire, admit and append. What fits is applied even when something else does not; then raises PlanError."""
@@ -127,6 +135,8 @@ class Lanes:
         """The step ran: its ranges are computed, and its tokens are known to the next plan."""
         assert len(output.tokens) == len(batch.samples), "the backend must give one token for each sampled row"
         self._computed[batch.lanes] = batch.context_lens
+        size = self._limits.block_size
+        self._filled[batch.slot_mapping // size] = batch.slot_mapping % size + 1  # of equal blocks the last counts
         if not batch.samples:
             return
         lanes = np.array([sample.lane for sample in batch.samples], np.int64)
@@ -142,13 +152,11 @@ class Lanes:
     def _retire(self, lane: int) -> None:
         if not self._is_open(lane):
             raise PlanError(f"lane {lane} is not admitted and cannot be retired")
-        blocks = self._tables[lane, : self._table_lens[lane]]
-        self._holders[blocks] -= 1
-        free = blocks[self._holders[blocks] == 0].tolist()
+        self._holders[self._tables[lane, : self._table_lens[lane]]] -= 1
         self._tables[lane, : self._table_lens[lane]] = NO_BLOCK
         self._table_lens[lane] = 0
         self._open[lane] = False
-        self._released(lane, free)
+        self._released(lane)
 
     def _admit(self, admit: Admit) -> None:
         lane, tokens, blocks = admit.lane, _column(admit.tokens), _column(admit.blocks)
@@ -164,6 +172,7 @@ class Lanes:
         self._tables[lane, : len(blocks)] = blocks
         self._table_lens[lane] = len(blocks)
         self._holders[blocks] += 1
+        self._take(blocks[admit.num_cached // self._limits.block_size :].tolist())
         self._seqs[lane], self._num_prompts[lane], self._samplings[lane] = admit.seq, admit.num_prompt, admit.sampling
         self._plain[lane] = is_plain(admit.sampling)
         # Who has output has been told of the whole prompt: the prompt came first.
@@ -183,7 +192,7 @@ class Lanes:
             raise PlanError(f"lane {admit.lane}: {admit.num_cached} of {len(tokens)} tokens cannot be cached")
 
     def _check_blocks(self, admit: Admit, blocks: Ints) -> None:
-        """Full blocks of cached tokens may be held by other lanes too; every other one must be nobody's."""
+        """Blocks of cached tokens are full, and may be held by other lanes too; every other one must be nobody's."""
         if len(blocks) > self._tables.shape[1]:
             raise PlanError(f"lane {admit.lane} is given {len(blocks)} blocks, more than the context needs")
         if (blocks >= self._limits.num_blocks).any():
@@ -192,7 +201,10 @@ class Lanes:
             raise PlanError(f"lane {admit.lane} is given a block twice")
         if len(blocks) * self._limits.block_size < admit.num_cached:
             raise PlanError(f"lane {admit.lane}: its table is too short for {admit.num_cached} cached tokens")
-        if self._holders[blocks[admit.num_cached // self._limits.block_size :]].any():
+        num_shared, rest = divmod(admit.num_cached, self._limits.block_size)
+        if rest or (self._filled[blocks[:num_shared]] < self._limits.block_size).any():
+            raise PlanError(f"lane {admit.lane}: not every block of its {admit.num_cached} cached tokens is full")
+        if self._holders[blocks[num_shared:]].any():
             raise PlanError(f"lane {admit.lane} is given a block that another lane holds")
 
     def _append(self, lane: int, block: int) -> None:
@@ -208,6 +220,12 @@ class Lanes:
         self._tables[lane, index] = block
         self._table_lens[lane] += 1
         self._holders[block] = 1
+        self._take([block])
+
+    def _take(self, blocks: Sequence[int]) -> None:
+        """Whatever these blocks held is given up."""
+        self._filled[blocks] = 0
+        self._taken(blocks)
 
     def _is_open(self, lane: int) -> bool:
         return lane < self._limits.num_lanes and bool(self._open[lane])

@@ -22,7 +22,7 @@ class Stepper:
     """Answers every plan with exactly one ``BatchResult`` or ``BatchFailed``."""
 
     def __init__(self, backend: Backend) -> None:
-        self.lanes = Lanes(backend.facts, backend.limits, backend.released)
+        self.lanes = Lanes(backend.facts, backend.limits, backend.released, backend.taken)
         self._backend = backend
         self._last_failed = -1
         """The last step of this session that failed by itself; plans made in ignorance of it fail too.

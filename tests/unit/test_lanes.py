@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -16,13 +17,19 @@ FACTS = ModelFacts("tiny", vocab_size=100, context_len=16, eos_token_ids=[1], to
 LIMITS = ExecutorLimits(num_blocks=8, block_size=4, num_lanes=3, max_step_tokens=12)
 
 
-class Released(list[tuple[int, list[int]]]):
-    def __call__(self, lane: int, blocks: Sequence[int]) -> None:
-        self.append((lane, list(blocks)))
+class Told(list[object]):
+    """What a backend is told."""
+
+    def released(self, lane: int) -> None:
+        self.append(f"lane {lane} is released")
+
+    def taken(self, blocks: Sequence[int]) -> None:
+        self.append(list(blocks))
 
 
-def new_lanes() -> Lanes:
-    return Lanes(FACTS, LIMITS, Released())
+def new_lanes(told: Told | None = None) -> Lanes:
+    told = told if told is not None else Told()
+    return Lanes(FACTS, LIMITS, told.released, told.taken)
 
 
 def plan(
@@ -107,29 +114,54 @@ def test_one_plan_retires_before_it_admits_and_admits_before_it_appends() -> Non
     assert lanes.view(0) == LaneView(9, [30, 31, 32, 33, 34, 50], 5, [2, 5])
 
 
-def test_released_tells_of_blocks_that_nobody_holds() -> None:
-    released = Released()
-    lanes = Lanes(FACTS, LIMITS, released)
+def test_a_backend_is_told_of_retires_and_of_blocks_that_are_written_anew() -> None:
+    told = Told()
+    lanes = new_lanes(told)
     step(lanes, plan(admits=[admit(0, [1] * 6, [5, 2])], work=[(0, 0, 6, True)]), 1)
-    lanes.apply(plan(admits=[admit(1, [1] * 6, [5, 3], num_cached=4)]))
-    lanes.apply(plan([0]))
-    assert released == [(0, [2])]
-    lanes.apply(plan([1]))
-    assert released == [(0, [2]), (1, [5, 3])]
+    assert told == [[5, 2]]
+    lanes.apply(plan([0], [admit(1, [1] * 6, [5, 3], num_cached=4)], [(1, 2)]))
+    assert told == [[5, 2], "lane 0 is released", [3], [2]]
 
 
-def test_clear_retires_all() -> None:
-    released = Released()
-    lanes = Lanes(FACTS, LIMITS, released)
-    lanes.apply(plan(admits=[admit(0, [1], [5]), admit(2, [1], [4])]))
+def test_clear_retires_all_and_forgets_what_blocks_hold() -> None:
+    told = Told()
+    lanes = new_lanes(told)
+    step(lanes, plan(admits=[admit(0, [1] * 6, [5, 2]), admit(2, [1], [4])], work=[(0, 0, 6, True)]), 1)
     lanes.clear()
-    assert released == [(0, [5]), (2, [4])]
+    assert told[-2:] == ["lane 0 is released", "lane 2 is released"]
     assert lanes.open_lanes() == []
-    lanes.apply(plan(admits=[admit(0, [1], [4])]))
+    with pytest.raises(PlanError, match="not every block of its 4 cached tokens is full"):
+        lanes.apply(plan(admits=[admit(0, [1] * 6, [5, 2], num_cached=4)]))
+
+
+@pytest.mark.parametrize("first_step", [(0, 0, 3, False), (0, 0, 5, False)])
+@pytest.mark.parametrize("retired", [False, True])
+def test_only_full_blocks_are_cached(first_step: tuple[int, int, int, bool], retired: bool) -> None:
+    """Also those of a lane that has left; a step that did not run fills nothing."""
+    lanes = with_one_lane()
+    is_full = first_step[2] >= 4
+    shared = plan([0] if retired else [], [admit(1, [1] * 6, [5, 3], num_cached=4)])
+    lanes.batch(plan(work=[first_step]))
+    step(lanes, plan(work=[first_step]))
+    if is_full:
+        lanes.apply(shared)
+        return
+    with pytest.raises(PlanError, match="not every block"):
+        lanes.apply(shared)
+
+
+def test_a_block_that_was_taken_anew_is_full_no_more() -> None:
+    lanes = with_one_lane()
+    step(lanes, plan(work=[(0, 0, 6, True)]), 7)
+    lanes.apply(plan([0], [admit(1, [1] * 6, [5, 2])]))
+    with pytest.raises(PlanError, match="not every block"):
+        lanes.apply(plan([1], [admit(0, [1] * 6, [5, 2], num_cached=4)]))
 
 
 def test_cached_tokens_are_not_computed() -> None:
-    lanes = new_lanes()
+    lanes = with_one_lane()
+    step(lanes, plan(work=[(0, 0, 4, False)]))
+    lanes.apply(plan([0]))
     lanes.apply(plan(admits=[admit(0, [1] * 6, [5, 2], num_cached=4)]))
     batch, _ = lanes.batch(plan(work=[(0, 4, 2, True)]))
     assert batch.positions.tolist() == [4, 5]
@@ -164,7 +196,8 @@ REFUSED_CHANGES = {
     "lane 1 is given a block twice": plan(admits=[admit(1, [1], [0, 0])]),
     "given 5 blocks, more than the context needs": plan(admits=[admit(1, [1], [0, 1, 3, 4, 6])]),
     "table is too short for 5 cached tokens": plan(admits=[admit(1, [1] * 6, [0], num_cached=5)]),
-    "a block that another lane holds": plan(admits=[admit(1, [1] * 6, [5, 2], num_cached=4)]),
+    "a block that another lane holds": plan(admits=[admit(1, [1] * 6, [5, 2], num_cached=4)], work=[(0, 0, 4, False)]),
+    "not every block of its 5 cached tokens is full": plan(admits=[admit(1, [1] * 6, [3, 4], num_cached=5)]),
     "lane 1 is not admitted and cannot be given": plan(appends=[(1, 0)]),
     "lane 0 is given a block that does not exist": plan(appends=[(0, 8)]),
     "lane 0 is given block 5 that it or another": plan(appends=[(0, 5)]),
@@ -176,8 +209,12 @@ REFUSED_CHANGES = {
 
 @pytest.mark.parametrize("why", REFUSED_CHANGES)
 def test_a_change_that_does_not_fit_is_refused(why: str) -> None:
+    """A plan's work stands for an earlier step's."""
+    lanes = with_one_lane()
+    if REFUSED_CHANGES[why].work_lanes:
+        step(lanes, msgspec.structs.replace(REFUSED_CHANGES[why], admits=[]))
     with pytest.raises(PlanError, match=why):
-        with_one_lane().apply(REFUSED_CHANGES[why])
+        lanes.apply(REFUSED_CHANGES[why])
 
 
 def test_what_fits_applies_even_when_something_else_does_not() -> None:
@@ -221,12 +258,11 @@ def test_no_token_is_sampled_past_the_context() -> None:
 
 
 def test_shared_blocks_are_never_written() -> None:
-    """A block was shared before its holder had filled it: the holder's own work is refused then."""
+    """No plan gets this far: blocks are shared once they are full. It is the last guard of other lanes' tokens."""
     lanes = with_one_lane(num_tokens=6, blocks=[5, 2])
-    step(lanes, plan(work=[(0, 0, 3, False)]))
-    lanes.apply(plan(admits=[admit(1, [1] * 6, [5, 3], num_cached=4)]))
+    lanes._holders[5] += 1
     with pytest.raises(PlanError, match="another lane holds too"):
-        lanes.batch(plan(work=[(0, 3, 3, True)]))
+        lanes.batch(plan(work=[(0, 0, 6, True)]))
 
 
 def test_a_refused_step_changes_nothing() -> None:

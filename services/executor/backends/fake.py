@@ -1,8 +1,9 @@
 """A backend without torch or a model, whose every token proves the tables right. Needs numpy only.
 
 The KV of a token is its id, stored in its slot. The next token is a hash of (seed, all ids of the context), the ids
-being read back through the block table, and freed slots are poisoned: any mistake in tables, sharing or fencing
-changes the text or stops the step. Loaded by ``main``; also built directly by tests, with worlds as tiny as they like.
+being read back through the block table, and slots are poisoned when their block changes hands: any mistake in tables,
+sharing or fencing changes the text or stops the step. Loaded by ``main``; also built directly by tests, with worlds as
+tiny as they like.
 """
 
 import os
@@ -57,10 +58,13 @@ class FakeBackend:
     def warm_up(self) -> None:
         """Nothing is slow the first time."""
 
-    def released(self, lane: int, blocks: Sequence[int]) -> None:
-        """Poison the slots: whoever reads them before writing them is caught."""
+    def released(self, lane: int) -> None:
+        """Its faults are forgotten; what its blocks hold stays."""
         self._striker.forget(lane)
-        self._kv[list(blocks)] = POISON
+
+    def taken(self, blocks: Sequence[int]) -> None:
+        """Poison the slots: whoever reads them before writing them is caught."""
+        self._kv[blocks] = POISON
 
     def run(self, batch: StepBatch) -> StepOutput:
         """Store the step's tokens, read every sampled context back, hash it into the next token."""

@@ -99,7 +99,10 @@ class TorchBackend:
             ]
         return b"".join(records)
 
-    def released(self, lane: int, blocks: Sequence[int]) -> None:
+    def released(self, lane: int) -> None:
+        """Nothing is kept of a lane."""
+
+    def taken(self, blocks: Sequence[int]) -> None:
         """Nothing to do: a block is written before it is read."""
 
 
