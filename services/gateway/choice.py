@@ -7,8 +7,10 @@ not in the ids, not in the usage.
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol
 
+from services.gateway.logprobs import PromptRecords, Record, TokenLogprobs, read_records
 from services.gateway.streams import Stream, Streams
 from services.gateway.text.detokenizer import Detokenizer
+from services.gateway.text.echo import Echo
 from services.gateway.text.stops import StopFinder
 from shared.wire.gateway import Delta, Rejected, Submit
 
@@ -26,6 +28,8 @@ class Update(NamedTuple):
     num_tokens: int
     """Of the choice so far, these included."""
     finish: Finish | None
+    logprobs: Sequence[TokenLogprobs] = ()
+    """Of ``token_ids``, where asked for; before them of the whole prompt, when it is echoed."""
 
 
 def merged(updates: list[Update]) -> list[Update]:
@@ -41,7 +45,8 @@ def join(updates: Sequence[Update]) -> Update:
     last = updates[-1]
     text = "".join(update.text for update in updates)
     token_ids = [token_id for update in updates for token_id in update.token_ids]
-    return Update(last.choice, text, token_ids, last.num_tokens, last.finish)
+    logprobs = tuple(told for update in updates for told in update.logprobs)
+    return Update(last.choice, text, token_ids, last.num_tokens, last.finish, logprobs)
 
 
 class ChoiceSink(Protocol):
@@ -63,7 +68,17 @@ class ChoiceSink(Protocol):
 class Choice:
     """Its state, from submit to finish."""
 
-    def __init__(self, index: int, detokenizer: Detokenizer, stops: tuple[str, ...], submit: Submit) -> None:
+    def __init__(
+        self,
+        index: int,
+        detokenizer: Detokenizer,
+        stops: tuple[str, ...],
+        submit: Submit,
+        echo: Echo | None = None,
+        *,
+        prompt_only: bool = False,
+    ) -> None:
+        """``echo`` is told before any token; with ``prompt_only`` nothing else is."""
         self.index = index
         self.num_tokens = 0
         self.num_cached = 0
@@ -74,6 +89,15 @@ class Choice:
         self._stops = StopFinder(stops)
         self._submit = submit
         self._stream: Stream | None = None
+        self._num_logprobs = submit.sampling.num_logprobs
+        self._num_chars = len(echo.text) if echo is not None else 0
+        """Of its text so far, held back or not."""
+        self._echo = echo
+        """Until it is told."""
+        self._prompt_only = prompt_only
+        self._prompt_records: PromptRecords | None = None
+        if echo is not None and submit.sampling.prompt_logprobs:
+            self._prompt_records = PromptRecords(len(echo.prompt), self._num_logprobs)
 
     def open(self, streams: Streams, sink: ChoiceSink) -> None:
         """Submit it."""
@@ -109,28 +133,63 @@ class Choice:
             self._stream = None
             if delta.usage is not None:
                 self.num_cached = delta.usage.cached_tokens
+        if self._echo is not None:
+            self._tell_echo(self._echo, delta)
+        if not self._prompt_only:
+            self._tell(token_ids, delta)
+        elif delta.finish == "stop" or delta.finish == "length":
+            self._finish("length", "", [], [])
+        if delta.finish == "error" or delta.finish == "cancelled":
+            self._sink.failed(delta.error or "the request was cancelled", unavailable=False)
+
+    def _tell(self, token_ids: list[int], delta: Delta) -> None:
+        """New tokens and the text they bring."""
         num_with_text = len(token_ids) - (delta.finish == "stop" and delta.stop_token_id >= 0)
+        records = self._records(delta, len(token_ids)) if self._num_logprobs >= 0 and token_ids else None
+        logprobs: list[TokenLogprobs] = []
         text = ""
         for count, token_id in enumerate(token_ids, 1):
             self.num_tokens += 1
+            if records is not None:
+                logprobs.append(TokenLogprobs(token_id, self._num_chars, *records[count - 1]))
             if count <= num_with_text:
-                text += self._push(self._detokenizer.decode(token_id))
+                piece = self._detokenizer.decode(token_id)
+                self._num_chars += len(piece)
+                text += self._push(piece)
                 if self._stops.stopped:
-                    self._finish("stop", text, token_ids[:count])
+                    self._finish("stop", text, token_ids[:count], logprobs)
                     return
         if delta.finish == "stop" or delta.finish == "length":
             text += self._rest()
-            self._finish("stop" if self._stops.stopped else delta.finish, text, token_ids)
-            return
-        if token_ids:
-            self._sink.updated(self, Update(self.index, text, token_ids, self.num_tokens, None))
-        if delta.finish is not None:
-            self._sink.failed(delta.error or "the request was cancelled", unavailable=False)
+            self._finish("stop" if self._stops.stopped else delta.finish, text, token_ids, logprobs)
+        elif token_ids:
+            self._sink.updated(self, Update(self.index, text, token_ids, self.num_tokens, None, logprobs))
 
-    def _finish(self, reason: Finish, text: str, token_ids: list[int]) -> None:
+    def _tell_echo(self, echo: Echo, delta: Delta) -> None:
+        """The prompt, once all that is to be told of it is there. Raises ValueError when a token comes before that."""
+        told: list[TokenLogprobs] = []
+        if self._prompt_records is not None:
+            if delta.logprobs is not None and delta.logprobs.prompt:
+                self._prompt_records.add(delta.logprobs.prompt_start, delta.logprobs.prompt)
+            if not self._prompt_records.complete:
+                if delta.token_ids or delta.finish in ("stop", "length"):
+                    raise ValueError("the logprobs of the prompt are not complete")
+                return
+            told = self._prompt_records.read(echo.prompt, echo.offsets)
+        self._echo = self._prompt_records = None
+        self._sink.updated(self, Update(self.index, echo.text, [], 0, None, told))
+
+    def _records(self, delta: Delta, num_tokens: int) -> list[Record]:
+        """One for each token of the delta. Raises ValueError."""
+        records = read_records(delta.logprobs.output if delta.logprobs is not None else b"", self._num_logprobs)
+        if len(records) != num_tokens:
+            raise ValueError(f"{num_tokens} tokens came with logprobs of {len(records)}")
+        return records
+
+    def _finish(self, reason: Finish, text: str, token_ids: list[int], logprobs: list[TokenLogprobs]) -> None:
         self.finish = reason
         self.close("a stop string was found")
-        self._sink.updated(self, Update(self.index, text, token_ids, self.num_tokens, reason))
+        self._sink.updated(self, Update(self.index, text, token_ids, self.num_tokens, reason, logprobs))
 
     def _push(self, text: str) -> str:
         return self._stops.push(text, armed=self.num_tokens > self._submit.sampling.min_tokens)

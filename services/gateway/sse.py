@@ -4,17 +4,22 @@ What is the same in every chunk of a response is formatted once; a chunk costs o
 ``services.gateway.api.answer``; pure.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import msgspec
 
 from services.gateway.choice import Update
+from services.gateway.logprobs import TokenLogprobs
 from services.gateway.usage import Usage
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
 _json = msgspec.json.encode
+
+LogprobsShape = Callable[[Sequence[TokenLogprobs]], dict[str, Any]]
+"""Writes logprobs in the endpoint's shape."""
 
 
 def error_event(body: bytes) -> bytes:
@@ -39,18 +44,22 @@ class Events:
         with_usage: bool,
         with_usage_always: bool,
         with_token_ids: bool,
+        logprobs: LogprobsShape | None,
     ) -> None:
-        """``prompts[i // n]`` is choice i's prompt; ``usage`` follows the choices' counts."""
+        """``prompts[i // n]`` is choice i's prompt; ``usage`` follows the choices' counts; ``logprobs`` writes them."""
         self._usage = usage
         self._prompts = prompts
         self._n = n
         self._with_usage = with_usage
         self._with_usage_always = with_usage_always
         self._with_token_ids = with_token_ids
+        self._logprobs_shape = logprobs
         head = _json({"id": response_id, "object": self.object_name, "created": created, "model": model})
         self._head = b"data: " + head[:-1] + b","
         self._heads: dict[int, bytes] = {}
         self._held_ids: dict[int, list[int]] = {}
+        self._held_logprobs: dict[int, list[TokenLogprobs]] = {}
+        """What waits for the next chunk of its choice: a token whose text is held back leaves with it."""
 
     def chunks(self, updates: list[Update]) -> bytes:
         """All events for what came in one turn; may be empty."""
@@ -70,10 +79,20 @@ class Events:
             yield from self._opening(index, head)
         if self._with_token_ids:
             self._held_ids.setdefault(index, []).extend(update.token_ids)
+        if update.logprobs:
+            self._held_logprobs.setdefault(index, []).extend(update.logprobs)
         if update.text:
-            yield b"".join([*self._text(head, update.text), b"null", self._ids(index), b"}]", *self._tail()])
+            part = self._text(head, update.text, self._logprobs(index))
+            yield b"".join([*part, b"null", self._ids(index), b"}]", *self._tail()])
         if update.finish is not None:
-            yield b"".join([*self._end(head), b'"%s"' % update.finish.encode(), self._ids(index), b"}]", *self._tail()])
+            part = self._end(head, self._logprobs(index))
+            yield b"".join([*part, b'"%s"' % update.finish.encode(), self._ids(index), b"}]", *self._tail()])
+
+    def _logprobs(self, index: int) -> bytes:
+        if self._logprobs_shape is None:
+            return b"null"
+        held = self._held_logprobs.pop(index, None)
+        return _json(self._logprobs_shape(held)) if held else b"null"
 
     def _ids(self, index: int) -> bytes:
         if not self._with_token_ids:
@@ -92,11 +111,11 @@ class Events:
     def _opening(self, index: int, head: bytes) -> Iterable[bytes]:
         raise NotImplementedError
 
-    def _text(self, head: bytes, text: str) -> tuple[bytes, ...]:
+    def _text(self, head: bytes, text: str, logprobs: bytes) -> tuple[bytes, ...]:
         """From ``head`` to ``"finish_reason":``."""
         raise NotImplementedError
 
-    def _end(self, head: bytes) -> tuple[bytes, ...]:
+    def _end(self, head: bytes, logprobs: bytes) -> tuple[bytes, ...]:
         """As ``_text``, of the chunk that carries the finish reason."""
         raise NotImplementedError
 
@@ -112,11 +131,11 @@ class ChatEvents(Events):
         role = b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
         yield b"".join([head, role, *self._tail()])
 
-    def _text(self, head: bytes, text: str) -> tuple[bytes, ...]:
-        return (head, b'"delta":{"content":', _json(text), b'},"logprobs":null,"finish_reason":')
+    def _text(self, head: bytes, text: str, logprobs: bytes) -> tuple[bytes, ...]:
+        return (head, b'"delta":{"content":', _json(text), b'},"logprobs":', logprobs, b',"finish_reason":')
 
-    def _end(self, head: bytes) -> tuple[bytes, ...]:
-        return (head, b'"delta":{},"logprobs":null,"finish_reason":')
+    def _end(self, head: bytes, logprobs: bytes) -> tuple[bytes, ...]:
+        return (head, b'"delta":{},"logprobs":', logprobs, b',"finish_reason":')
 
 
 class CompletionEvents(Events):
@@ -129,8 +148,8 @@ class CompletionEvents(Events):
             ids = b'"text":"","logprobs":null,"finish_reason":null,' + self._prompt_ids(index)[:-1]
             yield b"".join([head, ids, b"}]", *self._tail()])
 
-    def _text(self, head: bytes, text: str) -> tuple[bytes, ...]:
-        return (head, b'"text":', _json(text), b',"logprobs":null,"finish_reason":')
+    def _text(self, head: bytes, text: str, logprobs: bytes) -> tuple[bytes, ...]:
+        return (head, b'"text":', _json(text), b',"logprobs":', logprobs, b',"finish_reason":')
 
-    def _end(self, head: bytes) -> tuple[bytes, ...]:
-        return (head, b'"text":"","logprobs":null,"finish_reason":')
+    def _end(self, head: bytes, logprobs: bytes) -> tuple[bytes, ...]:
+        return (head, b'"text":"","logprobs":', logprobs, b',"finish_reason":')

@@ -28,6 +28,7 @@ from shared.wire.gateway import (
     Tokens,
     Usage,
 )
+from shared.wire.logprobs import Logprobs
 
 
 @dataclass
@@ -55,6 +56,21 @@ class Run:
     submit: Submit
     answer: Answer
     num_sent: int
+    prompt_told: bool = False
+    """Its first tokens'."""
+
+
+def record(token_id: int, num_logprobs: int, rank: int) -> bytes:
+    """Made up: the tokens from ``token_id - rank`` on follow each other in likelihood, each half as likely."""
+    top = [(token_id - rank + place) % 1024 for place in range(num_logprobs)]
+    told = [-0.5 * (place + 1) for place in range(num_logprobs)]
+    return tokens.pack_floats([-0.5 * (rank + 1)]) + tokens.pack(top) + tokens.pack_floats(told)
+
+
+def prompt_logprobs(submit: Submit, start: int, end: int) -> Logprobs:
+    """Of the prompt tokens at these positions: each is the second most likely one."""
+    ids = tokens.unpack(submit.prompt)[start:end]
+    return Logprobs(b"", start, b"".join(record(token_id, submit.sampling.num_logprobs, 1) for token_id in ids))
 
 
 def words(submit: Submit) -> Answer:
@@ -122,15 +138,30 @@ class ScriptedScheduler:
 
     def _next(self, request_id: str, run: Run) -> Delta:
         answer = run.answer
+        if run.submit.sampling.prompt_logprobs and not run.prompt_told:
+            run.prompt_told = True
+            return Delta(request_id, b"", logprobs=prompt_logprobs(run.submit, 1, 3))
         token_ids = answer.token_ids[run.num_sent : run.num_sent + 1]
+        logprobs = self._logprobs(run, token_ids)
         run.num_sent += len(token_ids)
         self.num_sent += len(token_ids)
         if run.num_sent < len(answer.token_ids):
-            return Delta(request_id, tokens.pack(token_ids))
+            return Delta(request_id, tokens.pack(token_ids), logprobs=logprobs)
         del self.runs[request_id]
         usage = Usage(len(run.submit.prompt) // 4, run.num_sent, answer.cached_tokens)
         stop_token_id = token_ids[-1] if answer.finish == "stop" and token_ids else -1
-        return Delta(request_id, tokens.pack(token_ids), answer.finish, usage, answer.error, stop_token_id)
+        return Delta(request_id, tokens.pack(token_ids), answer.finish, usage, answer.error, stop_token_id, logprobs)
+
+    def _logprobs(self, run: Run, token_ids: list[int]) -> Logprobs | None:
+        """Those of the token, and before the first of the rest of the prompt; one that was told already again."""
+        sampling = run.submit.sampling
+        if sampling.num_logprobs < 0:
+            return None
+        output = b"".join(record(token_id, sampling.num_logprobs, 0) for token_id in token_ids)
+        if sampling.prompt_logprobs and not run.submit.output and run.num_sent <= 1:
+            rest = prompt_logprobs(run.submit, 2, len(run.submit.prompt) // 4)
+            return Logprobs(output, rest.prompt_start, rest.prompt)
+        return Logprobs(output)
 
     def _tick_on(self) -> None:
         self._ticking = None

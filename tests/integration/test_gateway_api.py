@@ -49,7 +49,7 @@ async def test_api_12_token_ids_outside_the_vocabulary() -> None:
     async with world(scheduler) as w:
         other = asyncio.create_task(w.complete(max_tokens=50, stream=True))
         await await_until(lambda: scheduler.runs, 5, "a stream runs meanwhile")
-        for bias in ({str(V): 1}, {"-1": 1}, {"abc": 1}, {"5": "x"}, {"5": 1e9}, {"5": 1}):
+        for bias in ({str(V): 1}, {"-1": 1}, {"abc": 1}, {"5": "x"}, {"5": 1e9}, {"": 1}, {"\u0665": 1}):
             error_of(await w.complete(logit_bias=bias), "logit_bias")
         for prompt in ([-1], [V], [1.5], [True], [2**40], [0, "a"], [[0], [V]]):
             error_of(await w.complete(prompt=prompt), "prompt")
@@ -65,7 +65,11 @@ BAD_NUMBERS = [
     ("seed", 18446744073709551616),
     ("seed", 1.5),
     ("top_logprobs", 1000000),
-    ("logprobs", True),
+    ("top_logprobs", 21),
+    ("top_logprobs", -1),
+    ("top_logprobs", 5),
+    ("logprobs", 5),
+    ("echo", True),
     ("n", 1000000),
     ("n", 0),
     ("n", True),
@@ -76,9 +80,15 @@ BAD_NUMBERS = [
     ("top_p", 1.0001),
     ("min_p", 2),
     ("repetition_penalty", 0),
-    ("repetition_penalty", 1.1),
-    ("presence_penalty", 0.5),
-    ("frequency_penalty", -2),
+    ("repetition_penalty", 1e-5),
+    ("repetition_penalty", 101),
+    ("repetition_penalty", "1"),
+    ("presence_penalty", 2.1),
+    ("frequency_penalty", -2.1),
+    ("logit_bias", {"5": 100.5}),
+    ("logit_bias", {"5": True}),
+    ("logit_bias", [5]),
+    ("logit_bias", {str(token): 1 for token in range(1025)}),
     ("top_k", 0.01),
     ("top_k", "5"),
     ("top_k", -2),
@@ -304,12 +314,7 @@ async def test_seeds_of_requests_without_one_repeat_with_the_option() -> None:
 
 async def test_neutral_values_of_unsupported_fields_pass() -> None:
     fields = {
-        "logprobs": False,
-        "top_logprobs": None,
-        "presence_penalty": 0,
-        "frequency_penalty": 0.0,
-        "repetition_penalty": 1.0,
-        "logit_bias": {},
+        "echo": False,
         "tools": [],
         "response_format": {"type": "text"},
         "max_tokens": 1,
@@ -319,7 +324,7 @@ async def test_neutral_values_of_unsupported_fields_pass() -> None:
         tool = {"type": "function", "function": {"name": "f"}}
         assert (await w.chat(tools=[tool], tool_choice="none", max_tokens=1)).status_code == 200
         assert (await w.complete(best_of=1, echo=False, suffix=None, logprobs=None)).status_code == 200
-        for name, value in (("echo", True), ("suffix", "x"), ("logprobs", 0), ("logprobs", 5)):
+        for name, value in (("suffix", "x"), ("top_logprobs", 5), ("prompt_logprobs", 5)):
             error_of(await w.complete(**{name: value}), name)
 
 

@@ -46,7 +46,7 @@ def test_any_bytes_give_a_request_or_a_400(body: bytes) -> None:
         ({"stream_options": {"include_usage": 5}, "stream": True}, "stream_options"),
         ({"stream_options": {}}, "stream_options"),
         ({"stop_token_ids": [1, "a"]}, "stop_token_ids"),
-        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": 5}, "logprobs"),
         ({"tools": [{}], "tool_choice": "auto"}, "tools"),
         ({"best_of": True}, "best_of"),
         ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from services.gateway.api.errors import internal
 from services.gateway.choice import Choice, Update
+from services.gateway.logprobs import TokenLogprobs
 from services.gateway.sse import DONE, KEEP_ALIVE, ChatEvents, CompletionEvents, Events, error_event
 from services.gateway.usage import Usage
 from tests.fakes.gateway_world import events_of, text_of
@@ -15,10 +16,10 @@ from tests.fakes.gateway_world import events_of, text_of
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=10)
 
 
-def events(kind: type[Events], num_choices: int = 1, **options: bool) -> Events:
+def events(kind: type[Events], num_choices: int = 1, **options: Any) -> Events:
     prompts = [[1, 2]]
     no_choices: list[Choice] = []
-    flags = {"with_usage": False, "with_usage_always": False, "with_token_ids": False, **options}
+    flags = {"with_usage": False, "with_usage_always": False, "with_token_ids": False, "logprobs": None, **options}
     return kind("id-1", 7, "m", Usage(prompts, no_choices, 1), prompts, n=num_choices, **flags)
 
 
@@ -49,6 +50,18 @@ def test_no_chunk_for_held_text_but_its_ids_come_with_the_next() -> None:
     assert state.chunks([Update(0, "", [2], 2, None)]) == b""
     parsed = events_of(state.chunks([Update(0, "b", [3], 3, None)]))
     assert parsed[0]["choices"][0]["token_ids"] == [2, 3]
+
+
+@pytest.mark.parametrize("kind", [ChatEvents, CompletionEvents])
+def test_held_text_leaves_its_logprobs_for_the_chunk_that_lets_it_out(kind: type[Events]) -> None:
+    state = events(kind, logprobs=lambda told: {"ids": [one.token_id for one in told]})
+    body = state.chunks([Update(0, "a", [1], 1, None, [TokenLogprobs(1, 0, -1.0)])])
+    body += state.chunks([Update(0, "", [2], 2, None, [TokenLogprobs(2, 1, -1.0)])])
+    body += state.chunks([Update(0, "b", [3], 3, None, [TokenLogprobs(3, 1, -1.0)])])
+    body += state.chunks([Update(0, "", [4], 4, "stop", [TokenLogprobs(4, 2, -1.0)])])
+    told = [event["choices"][0]["logprobs"] for event in events_of(body)]
+    assert [one["ids"] for one in told if one] == [[1], [2, 3], [4]]
+    assert told[-1] == {"ids": [4]}, "without text: on the last chunk"
 
 
 def test_a_choice_of_a_chat_opens_with_its_role_even_when_it_ends_at_once() -> None:

@@ -9,9 +9,10 @@ import logging
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
 from time import perf_counter
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 from starlette.responses import Response
@@ -24,14 +25,20 @@ from services.gateway.choice import Choice, Update, join
 from services.gateway.failures import log_failure
 from services.gateway.gateway import Gateway
 from services.gateway.generation import ClientGone, Generation
-from services.gateway.sse import DONE, KEEP_ALIVE, Events, error_event
+from services.gateway.logprobs import Spell, TokenLogprobs
+from services.gateway.sse import DONE, KEEP_ALIVE, Events, LogprobsShape, error_event
 from services.gateway.text.detokenizer import detokenizer
+from services.gateway.text.echo import Echo
 from services.gateway.usage import Usage
 from shared.wire.facts import ModelFacts
 
 _log = logging.getLogger(__name__)
 
+Written = TypeVar("Written")
+
 MAX_CHOICES_IN_ALL = 2048
+MAX_PROMPT_LOGPROBS = 1_000_000
+"""Numbers that one request may ask for of its prompts: they are all held until they are sent."""
 
 
 class Answer(ABC):
@@ -41,13 +48,25 @@ class Answer(ABC):
     object_name: ClassVar[str]
     events_class: ClassVar[type[Events]]
 
-    def __init__(self, gateway: Gateway, settings: Settings, prompts: Sequence[list[int]], facts: ModelFacts) -> None:
-        """Raises ApiError (400) for what the model's facts do not allow."""
+    def __init__(
+        self,
+        gateway: Gateway,
+        settings: Settings,
+        prompts: Sequence[list[int]],
+        facts: ModelFacts,
+        echoes: Sequence[Echo] | None = None,
+    ) -> None:
+        """``echoes``: of each prompt, if any. Raises ApiError (400) for what the model's facts do not allow."""
         if len(prompts) * settings.n > MAX_CHOICES_IN_ALL:
             raise invalid(f"n times the number of prompts must not be above {MAX_CHOICES_IN_ALL}", "n")
+        if settings.prompt_logprobs:
+            num_values = sum(map(len, prompts)) * settings.n * (1 + settings.num_logprobs)
+            if num_values > MAX_PROMPT_LOGPROBS:
+                raise invalid(f"{num_values} logprobs of prompts are more than {MAX_PROMPT_LOGPROBS}", "logprobs")
         self._gateway = gateway
         self._settings = settings
         self._prompts = prompts
+        self._echoes = echoes
         self._id = f"{self.id_prefix}-{secrets.token_hex(12)}"
         self._created = int(time.time())
         self._model = gateway.options.served_model_name
@@ -60,7 +79,8 @@ class Answer(ABC):
         prompt = self._prompts[index // settings.n]
         submit = settings.submit(f"{self._id}-{index}", prompt, index % settings.n, facts)
         text = detokenizer(self._gateway.tokenizer, prompt, skip_special_tokens=settings.skip_special_tokens)
-        return Choice(index, text, settings.stops, submit)
+        echo = self._echoes[index // settings.n] if self._echoes is not None else None
+        return Choice(index, text, settings.stops, submit, echo, prompt_only=settings.prompt_only)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Generate and send. The requests of the choices are over when this returns, however it returns."""
@@ -73,7 +93,7 @@ class Answer(ABC):
             if self._settings.stream:
                 await self._stream(send, note.arrived)
             else:
-                response = self._whole(await generation.finished())
+                response = await self._write(partial(self._whole, await generation.finished()))
                 self._gateway.metrics.time_to_first_token.observe(perf_counter() - note.arrived)
                 await response(scope, receive, send)
             self._measure(note.arrived)
@@ -122,7 +142,7 @@ class Answer(ABC):
                 async for updates in batches:
                     if not updates:
                         yield KEEP_ALIVE
-                    elif body := events.chunks(updates):
+                    elif body := await self._write(partial(events.chunks, updates)):
                         yield body
             error = generation.error
         except ClientGone:
@@ -131,6 +151,16 @@ class Answer(ABC):
             log_failure(_log, "a stream", failure)
             error = internal()
         yield (events.usage_chunk() if error is None else error_event(error.body())) + DONE
+
+    async def _write(self, write: Callable[[], Written]) -> Written:
+        """What may tell of thousands of prompt tokens is written off the loop."""
+        return await self._gateway.in_thread(write) if self._settings.prompt_logprobs else write()
+
+    def _logprobs_shape(self) -> LogprobsShape | None:
+        if self._settings.num_logprobs < 0:
+            return None
+        spell = self._gateway.tokenizer.spelled
+        return lambda told: self.logprobs(told, spell)
 
     def _events(self) -> Events:
         settings = self._settings
@@ -144,15 +174,18 @@ class Answer(ABC):
             with_usage=settings.include_usage,
             with_usage_always=settings.continuous_usage,
             with_token_ids=settings.return_token_ids,
+            logprobs=self._logprobs_shape(),
         )
 
     # Whole.
 
     def _whole(self, updates: list[list[Update]]) -> Response:
         choices = []
+        shape = self._logprobs_shape()
         for index, several in enumerate(updates):
             update = join(several)
-            choice = {"index": index, **self.choice(update), "logprobs": None, "finish_reason": update.finish}
+            logprobs = shape(update.logprobs) if shape is not None else None
+            choice = {"index": index, **self.choice(update), "logprobs": logprobs, "finish_reason": update.finish}
             if self._settings.return_token_ids:
                 choice["token_ids"] = update.token_ids
             choices.append(choice)
@@ -171,6 +204,10 @@ class Answer(ABC):
     @abstractmethod
     def choice(self, update: Update) -> dict[str, Any]:
         """The text of one choice of a whole answer, in the endpoint's shape."""
+
+    @abstractmethod
+    def logprobs(self, told: Sequence[TokenLogprobs], spell: Spell) -> dict[str, Any]:
+        """The logprobs of one choice, or of a chunk of it, in the endpoint's shape."""
 
     @abstractmethod
     def add_prompt_ids(self, body: dict[str, Any], prompts: Sequence[list[int]], n: int) -> None:

@@ -12,6 +12,7 @@ from services.gateway.api.prompts import messages_of
 from services.gateway.api.schema import ChatRequest, parse
 from services.gateway.api.settings import prompt_too_long, settings_of
 from services.gateway.choice import Update
+from services.gateway.logprobs import Spell, TokenLogprobs, chat_shape
 from services.gateway.sse import ChatEvents
 from services.gateway.text.chat_template import TemplateError, chat_prompt
 from services.gateway.text.tokenizer import TooLong
@@ -27,6 +28,10 @@ class ChatAnswer(Answer):
     def choice(self, update: Update) -> dict[str, Any]:
         """See ``Answer``."""
         return {"message": {"role": "assistant", "content": update.text, "refusal": None}}
+
+    def logprobs(self, told: Sequence[TokenLogprobs], spell: Spell) -> dict[str, Any]:
+        """See ``Answer``."""
+        return chat_shape(told, spell)
 
     def add_prompt_ids(self, body: dict[str, Any], prompts: Sequence[list[int]], n: int) -> None:
         """See ``Answer``."""

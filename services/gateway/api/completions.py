@@ -13,7 +13,9 @@ from services.gateway.api.schema import CompletionRequest, parse
 from services.gateway.api.settings import prompt_too_long, settings_of
 from services.gateway.choice import Update
 from services.gateway.gateway import Gateway
+from services.gateway.logprobs import Spell, TokenLogprobs, completion_shape
 from services.gateway.sse import CompletionEvents
+from services.gateway.text.echo import Echo, echo_of
 from services.gateway.text.tokenizer import TooLong
 from shared.wire.facts import ModelFacts
 
@@ -28,6 +30,10 @@ class CompletionAnswer(Answer):
     def choice(self, update: Update) -> dict[str, Any]:
         """See ``Answer``."""
         return {"text": update.text}
+
+    def logprobs(self, told: Sequence[TokenLogprobs], spell: Spell) -> dict[str, Any]:
+        """See ``Answer``."""
+        return completion_shape(told, spell)
 
     def add_prompt_ids(self, body: dict[str, Any], prompts: Sequence[list[int]], n: int) -> None:
         """See ``Answer``."""
@@ -47,7 +53,15 @@ async def completions(request: Request) -> Answer:
         if not isinstance(prompt, str):
             check_token_ids(prompt, facts.vocab_size, "prompt")
     prompts = await _encoded(gateway, given, facts, add_special_tokens=fields.add_special_tokens is not False)
-    return CompletionAnswer(gateway, settings, prompts, facts)
+    echoes = await _echoes(gateway, prompts, skip_special=settings.skip_special_tokens) if settings.echo else None
+    return CompletionAnswer(gateway, settings, prompts, facts, echoes)
+
+
+async def _echoes(gateway: Gateway, prompts: Sequence[list[int]], *, skip_special: bool) -> list[Echo]:
+    def decode() -> list[Echo]:
+        return [echo_of(gateway.tokenizer, prompt, skip_special_tokens=skip_special) for prompt in prompts]
+
+    return await gateway.in_thread(decode)
 
 
 async def _encoded(

@@ -30,7 +30,6 @@ NEUTRAL: dict[str, Callable[[Any], bool]] = {
     "chat_template_kwargs": _nothing,
     "documents": _nothing,
     "echo": _is(False),
-    "frequency_penalty": _zero,
     "functions": _nothing,
     "guided_choice": _nothing,
     "guided_grammar": _nothing,
@@ -38,12 +37,8 @@ NEUTRAL: dict[str, Callable[[Any], bool]] = {
     "guided_regex": _nothing,
     "include_stop_str_in_output": _is(False),
     "length_penalty": _is(1, 1.0),
-    "logit_bias": _nothing,
-    "logprobs": _is(False),
     "modalities": _is(["text"]),
-    "presence_penalty": _zero,
     "prompt_logprobs": _is(False),
-    "repetition_penalty": _is(1, 1.0),
     "response_format": _plain_text,
     "structured_outputs": _nothing,
     "suffix": _nothing,
@@ -53,7 +48,7 @@ NEUTRAL: dict[str, Callable[[Any], bool]] = {
     "use_beam_search": _is(False),
     "web_search_options": _nothing,
 }
-"""Field -> does this value ask for nothing?"""
+"""Field -> does this value ask for nothing? ``echo`` is chat's, ``top_logprobs`` completions': the other has them."""
 
 IGNORED = frozenset(NEUTRAL) | {
     "function_call",

@@ -20,9 +20,14 @@ MAX_CHOICES = 128
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 256
+MAX_LOGPROBS = 20
+MAX_BIASES = 1024
 
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Share = Annotated[float, Meta(ge=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+NumLogprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 
 
@@ -56,6 +61,10 @@ class GenerationRequest(Struct, kw_only=True):
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     deadline_ms: Annotated[int, Meta(ge=0, le=2**53)] | None = None
     cache_salt: Annotated[str, Meta(max_length=1024)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    logit_bias: Annotated[dict[str, Bias], Meta(max_length=MAX_BIASES)] | None = None
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
@@ -63,6 +72,8 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
     prompt: Any = None
     """A string, token ids, or a list of either; see ``services.gateway.api.prompts``."""
+    logprobs: NumLogprobs | bool | None = None
+    echo: bool | None = None
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
@@ -72,6 +83,8 @@ class ChatRequest(GenerationRequest, kw_only=True):
     max_completion_tokens: Count | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    logprobs: bool | None = None
+    top_logprobs: NumLogprobs | None = None
 
 
 Schema = TypeVar("Schema", bound=GenerationRequest)
@@ -104,7 +117,7 @@ def parse(body: bytes, schema: type[Schema]) -> Schema:
         request = msgspec.convert(plain, schema)
     except msgspec.ValidationError as error:
         raise _invalid_field(str(error)) from None
-    refuse_unsupported(plain)
+    refuse_unsupported({name: value for name, value in plain.items() if name not in schema.__struct_fields__})
     for name in plain.keys() - schema.__struct_fields__ - IGNORED:
         unknown_fields.note(name)
     if request.stream_options is not None and not request.stream:

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from services.gateway.api.errors import ApiError, invalid
 from services.gateway.api.prompts import check_token_ids
-from services.gateway.api.schema import ChatRequest, GenerationRequest
+from services.gateway.api.schema import MAX_LOGPROBS, ChatRequest, CompletionRequest, GenerationRequest
 from shared.wire import tokens
 from shared.wire.facts import ModelFacts
 from shared.wire.gateway import Submit
-from shared.wire.sampling import Sampling
+from shared.wire.sampling import NO_LOGPROBS, Sampling
 
 GREEDY_BELOW = 1e-5
 COMPLETION_MAX_TOKENS = 16
@@ -48,13 +48,32 @@ class Settings:
     priority: int
     deadline_ms: int
     salt: str
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    bias_ids: bytes
+    bias_values: bytes
+    """Columns, see ``Sampling``."""
+    num_logprobs: int
+    """-1 is none."""
+    echo: bool
+
+    @property
+    def prompt_logprobs(self) -> bool:
+        """Whether logprobs of the prompt are asked for."""
+        return self.echo and self.num_logprobs >= 0
+
+    @property
+    def prompt_only(self) -> bool:
+        """Whether no output is asked for; one token is computed all the same, and nobody sees it."""
+        return self.max_tokens == 0
 
     def submit(self, request_id: str, prompt: Sequence[int], choice: int, facts: ModelFacts) -> Submit:
         """The wire message of one choice of one prompt. Raises ApiError (400) for a prompt that leaves no room."""
         room = facts.context_len - len(prompt)
         if room <= 0:
             raise prompt_too_long(len(prompt), facts)
-        max_tokens = min(room, self.max_tokens or room)
+        max_tokens = room if self.max_tokens is None else min(room, max(1, self.max_tokens))
         min_tokens = min(self.min_tokens, max_tokens)
         sampling = Sampling(
             temperature=self.temperature,
@@ -64,6 +83,13 @@ class Settings:
             seed=choice_seed(self.seed, choice),
             min_tokens=min_tokens,
             stop_token_ids=self.masked_ids if min_tokens else b"",
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            bias_ids=self.bias_ids,
+            bias_values=self.bias_values,
+            num_logprobs=self.num_logprobs,
+            prompt_logprobs=self.prompt_logprobs,
         )
         return Submit(
             request_id=request_id,
@@ -88,6 +114,7 @@ def settings_of(request: GenerationRequest, facts: ModelFacts, fallback_seed: in
     top_k = request.top_k or 0
     seed = fallback_seed if request.seed is None or request.seed == -1 else request.seed & SEED_MASK
     max_tokens, min_tokens = _token_limits(request)
+    bias = _bias(request, facts)
     stream_options = request.stream_options
     return Settings(
         n=request.n or 1,
@@ -110,7 +137,40 @@ def settings_of(request: GenerationRequest, facts: ModelFacts, fallback_seed: in
         priority=request.priority or 0,
         deadline_ms=request.deadline_ms or 0,
         salt=request.cache_salt or "",
+        repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        bias_ids=tokens.pack(bias),
+        bias_values=tokens.pack_floats(bias.values()),
+        num_logprobs=min(_num_logprobs(request), facts.vocab_size),
+        echo=isinstance(request, CompletionRequest) and bool(request.echo),
     )
+
+
+def _num_logprobs(request: GenerationRequest) -> int:
+    """How many of the most likely tokens to tell besides the chosen one; NO_LOGPROBS when not even that is wanted."""
+    if isinstance(request, ChatRequest):
+        if request.logprobs:
+            return request.top_logprobs or 0
+        if request.top_logprobs:
+            raise invalid("top_logprobs needs logprobs to be true", "top_logprobs")
+    elif isinstance(request, CompletionRequest):
+        if request.logprobs is True:
+            raise invalid(f"logprobs must be a number from 0 to {MAX_LOGPROBS}", "logprobs")
+        if request.logprobs is not None and request.logprobs is not False:
+            return request.logprobs
+    return NO_LOGPROBS
+
+
+def _bias(request: GenerationRequest, facts: ModelFacts) -> dict[int, float]:
+    """Token ids and what is added to their logits."""
+    bias: dict[int, float] = {}
+    for key, value in (request.logit_bias or {}).items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 10):
+            raise invalid("the keys of logit_bias must be token ids", "logit_bias")
+        bias[int(key)] = value
+    check_token_ids(list(bias), facts.vocab_size, "logit_bias")
+    return {token_id: bias[token_id] for token_id in sorted(bias)}
 
 
 def _token_limits(request: GenerationRequest) -> tuple[int | None, int]:
@@ -121,12 +181,16 @@ def _token_limits(request: GenerationRequest) -> tuple[int | None, int]:
             name, max_tokens = "max_completion_tokens", request.max_completion_tokens
     elif max_tokens is None:
         max_tokens = COMPLETION_MAX_TOKENS
-    if max_tokens == 0:
-        raise invalid(f"{name} must be at least 1", name)
+    if max_tokens == 0 and not _wants_prompt_logprobs(request):
+        raise invalid(f"{name} must be at least 1, unless echo asks for logprobs of the prompt", name)
     min_tokens = request.min_tokens or 0
     if max_tokens is not None and min_tokens > max_tokens:
         raise invalid(f"min_tokens ({min_tokens}) must not be above {name} ({max_tokens})", "min_tokens")
     return max_tokens, min_tokens
+
+
+def _wants_prompt_logprobs(request: GenerationRequest) -> bool:
+    return isinstance(request, CompletionRequest) and bool(request.echo) and _num_logprobs(request) >= 0
 
 
 def prompt_too_long(num_tokens: int, facts: ModelFacts) -> ApiError:

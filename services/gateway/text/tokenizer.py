@@ -6,12 +6,16 @@ for what a model folder means (special tokens, chat template) and tokenizers for
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
+
+WORD_START = "\u2581"
+"""How vocabularies that are not byte-level write a space before a word."""
 
 
 class TooLong(ValueError):
@@ -59,6 +63,18 @@ class Tokenizer:
         if len(ids) > 1 and ids[0] == ids[1] == self._model.bos_token_id:
             del ids[0]
         return ids
+
+    def spelled(self, token_id: int) -> bytes:
+        """The bytes a token stands for, special ones spelled out; none for an unused id."""
+        if self.is_byte_level:
+            return self.token_bytes[token_id] if token_id < len(self.token_bytes) else b""
+        token = self._backend.id_to_token(token_id)
+        if token is None:
+            return b""
+        if token_id in self.special_ids:
+            return str(token).encode()
+        byte = re.fullmatch("<0x([0-9A-F]{2})>", token)
+        return bytes.fromhex(byte[1]) if byte else str(token).replace(WORD_START, " ").encode()
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Text of all ``ids`` at once."""
