@@ -15,6 +15,7 @@ from torch import Tensor
 
 from services.executor.batch import StepBatch
 from services.executor.kernels.interface import Kernels, LayerCache, Linear, QkNorm, Rotary, StepAttention
+from services.executor.kernels.upload import upload
 from services.executor.model.config import ModelConfig
 from services.executor.model.weights import Weights
 
@@ -64,9 +65,13 @@ class Llama:
 
     def states(self, batch: StepBatch, caches: list[LayerCache], block_size: int) -> States:
         """Compute the step's tokens, writing their KV; returns what they are before the last norm."""
+        (token_ids,) = upload([batch.token_ids], self._device)
+        return self.through(token_ids, self._kernels.step(batch, block_size), caches)
+
+    def through(self, token_ids: Tensor, attention: StepAttention, caches: list[LayerCache]) -> States:
+        """The same for what is on the device already; waits for nothing there, so that CUDA can capture it."""
         kernels, eps = self._kernels, self._config.norm_eps
-        attention = kernels.step(batch, block_size)
-        residual = F.embedding(torch.as_tensor(batch.token_ids, device=self._device), self._embedding)
+        residual = F.embedding(token_ids, self._embedding)
         added: Tensor | None = None
         for layer, cache, window in zip(self._layers, caches, self._config.windows, strict=True):
             normed = self._norm_sum(added, residual, layer.input_norm)
@@ -79,7 +84,7 @@ class Llama:
         """float32 logits [P, vocabulary] of P of the step's tokens, by their index 0..T-1."""
         if not len(tokens):
             return torch.empty(0, self._config.vocab_size, device=self._device)
-        rows = torch.as_tensor(tokens, device=self._device)
+        (rows,) = upload([tokens], self._device)
         added = None if states.added is None else states.added[rows]
         return self._head(self._norm_sum(added, states.residual[rows], self._norm)).float()
 

@@ -12,9 +12,9 @@ from services.executor.batch import StepBatch
 from services.executor.kernels.interface import LayerCache, Linear, QkNorm, Rotary
 from services.executor.kernels.triton import elementwise, tiles
 from services.executor.kernels.triton.attention import attend
-from services.executor.kernels.upload import upload
 from services.executor.kernels.triton.product import product
 from services.executor.kernels.triton.tiles import Tiles
+from services.executor.kernels.upload import upload
 
 _PROGRAMS_PER_PROCESSOR = 4
 """Split tiles are shared out until every multiprocessor has about this many programs."""
