@@ -147,7 +147,10 @@ class PlanOracle:
             del self.lanes[number]
         for admit in plan.admits:
             assert admit.lane not in self.lanes
-            self.lanes[admit.lane] = OracleLane(admit.seq, tokens.count(admit.tokens), tokens.unpack(admit.blocks))
+            known, cached = tokens.count(admit.tokens), admit.num_cached
+            assert cached < known, "B7: a token is left to compute"
+            assert cached % self.limits.block_size == 0, "B7: whole blocks"
+            self.lanes[admit.lane] = OracleLane(admit.seq, known, tokens.unpack(admit.blocks), cached, cached)
         for lane, block in appends_of(plan):
             self.lanes[lane].blocks.append(block)
         work = work_of(plan)

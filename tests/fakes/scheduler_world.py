@@ -332,7 +332,7 @@ class World:
         assert not any(self.streams.values()), "R10: a stream has no end"
         assert self.scheduler.ledger.num_waiting == self.scheduler.ledger.num_running == 0, "R11"
         for core in self.scheduler.executors.values():
-            assert core.pool.num_free == core.pool.num_blocks, "R11: a block is not free"
+            assert core.pool.num_available == core.pool.num_blocks, "R11: a block is not free"
             assert not core.lanes, "R11"
             assert not core.inflight, "R11"
             assert not core.retires, "R11"

@@ -136,7 +136,9 @@ def test_streams_of_an_earlier_scheduler_go_before_new_requests():
 
 
 def resubmitted(world, gateway, output, **fields):
-    submit = Submit("again", tokens.pack([1, 2, 3]), Sampling(), output=tokens.pack(output), resubmitted=bool(output), **fields)
+    submit = Submit(
+        "again", tokens.pack([1, 2, 3]), Sampling(), output=tokens.pack(output), resubmitted=bool(output), **fields
+    )
     actions = world.scheduler.handle(Submitted(gateway, submit), 0)
     return [action.message for action in actions]
 

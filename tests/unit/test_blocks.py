@@ -12,11 +12,11 @@ def test_all_blocks_are_free_at_first_and_come_in_order():
     assert pool.holders == [1, 1, 1, 0, 0]
 
 
-def test_the_block_given_back_last_is_taken_first():
+def test_a_table_is_let_go_of_from_its_end_and_what_came_last_is_taken_first():
     pool = BlockPool(5)
     pool.take(5)
     pool.give_back([3, 1])
-    assert pool.take(2) == [1, 3]
+    assert pool.take(2) == [3, 1]
 
 
 def test_a_block_is_free_once_nobody_holds_it():
@@ -33,7 +33,7 @@ def test_giving_back_twice_or_taking_too_many_is_our_bug():
     pool = BlockPool(2)
     with pytest.raises(AssertionError, match="nobody holds"):
         pool.give_back([0])
-    with pytest.raises(AssertionError, match="3 blocks are wanted and 2 are free"):
+    with pytest.raises(AssertionError, match="3 blocks are wanted and 2 are available"):
         pool.take(3)
 
 

@@ -224,7 +224,7 @@ def test_case_26_small_requests_pass_a_big_one_that_does_not_fit_now():
     world, gateway, executor = world_of(num_blocks=40, block_size=16, num_lanes=8)
     long = world.submit(gateway, prompt(370), 60)
     world.run_step(executor.id)
-    big = world.submit(gateway, prompt(300), 4)
+    big = world.submit(gateway, prompt(300, 500), 4)
     small = [world.submit(gateway, prompt(10, i), 2) for i in range(20)]
     for _ in range(20):
         world.run_step(executor.id)
@@ -242,7 +242,7 @@ def test_case_26_a_big_request_is_passed_a_bounded_number_of_times():
     world, gateway, executor = world_of(num_blocks=40, block_size=16, num_lanes=8)
     world.submit(gateway, prompt(330), 200)
     world.run_step(executor.id)
-    big = world.submit(gateway, prompt(400), 4)
+    big = world.submit(gateway, prompt(400, 500), 4)
     waiting = world.scheduler.ledger.requests[gateway][big.submit.request_id]
     num_small, num_passed = 0, 0
     while waiting.lane is None:

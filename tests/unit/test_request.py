@@ -13,7 +13,9 @@ DOCS = Path(__file__).parents[2] / "docs" / "scheduling.md"
 
 
 def request(prompt=(1, 2, 3), output=(), **fields):
-    submit = Submit("r", tokens.pack(prompt), Sampling(**fields), 8, output=tokens.pack(output), resubmitted=bool(output))
+    submit = Submit(
+        "r", tokens.pack(prompt), Sampling(**fields), 8, output=tokens.pack(output), resubmitted=bool(output)
+    )
     return Request("gateway", submit, ticket=7)
 
 

@@ -6,7 +6,7 @@ now lets a bounded number of others pass, then holds the door until it fits.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from services.scheduler.core.lanes import Executor
@@ -94,20 +94,37 @@ def fits_ever(request: Request, executor: Executor) -> bool:
 
 
 def room(executor: Executor, promised: int, anyone_runs: bool) -> int:
-    """Blocks to admit into: the free ones less ``promised`` (what started prefills still need) and a watermark.
+    """Blocks to admit into: the available ones less ``promised`` (what started prefills still need) and a watermark.
 
     The watermark leaves running decodes something to grow into; it is none where nobody runs.
     """
     watermark = max(1, executor.limits.num_blocks // 100) if anyone_runs else 0
-    return executor.pool.num_free - promised - watermark
+    return executor.pool.num_available - promised - watermark
+
+
+class Picked(NamedTuple):
+    """Who could be admitted now, in order."""
+
+    chosen: list[Request]
+    blocked: Request | None
+    """The first that does not fit now."""
+    num_before: int
+    """How many of the chosen do not overtake it."""
 
 
 def candidates(
-    executor: Executor, queue: WaitingQueue, promised: int, most: int, excluded: list[Request]
-) -> tuple[list[Request], Request | None]:
-    """Up to ``most`` waiting requests the executor could admit now, in order, and the first that does not fit now."""
+    executor: Executor,
+    queue: WaitingQueue,
+    *,
+    promised: int,
+    most: int,
+    excluded: list[Request],
+    tokens_needed: Callable[[Request, Executor], int],
+) -> Picked:
+    """Up to ``most`` waiting requests the executor could admit now, with room for ``tokens_needed`` each."""
     chosen: list[Request] = []
     blocked: Request | None = None
+    num_before = 0
     passes = MAX_OVERTAKES
     free = room(executor, promised, bool(executor.lanes))
     for request in queue.head(LOOKAHEAD):
@@ -115,12 +132,13 @@ def candidates(
             break
         if request in excluded or not fits_ever(request, executor):
             continue
-        need = executor.blocks_for(len(request.tokens) + 1)
+        need = executor.need(request, tokens_needed(request, executor))
         if need <= free:
             chosen.append(request)
             free -= need
             passes -= blocked is not None
+            num_before += blocked is None
         elif blocked is None:
             blocked = request
             passes = MAX_OVERTAKES - request.overtaken
-    return chosen, blocked
+    return Picked(chosen, blocked, num_before)

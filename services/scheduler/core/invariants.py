@@ -3,9 +3,12 @@
 Numbers such as B1 are those of the list in ``docs/scheduling.md``.
 """
 
+from services.scheduler.core.directory import Namespace
 from services.scheduler.core.lanes import Executor, Lane
 from services.scheduler.core.machine import Scheduler
+from services.scheduler.core.prefix import Prefixes
 from services.scheduler.core.request import Request, Status
+from shared.wire import tokens
 
 
 class BrokenInvariant(AssertionError):
@@ -27,19 +30,62 @@ def _require(holds: bool, what: str, request: Request | None = None) -> None:
 
 
 def _check_blocks(executor: Executor) -> None:
-    """B1, B2, B3: free blocks and tables are disjoint and together all; holders count the tables."""
-    free = executor.pool.free_blocks()
-    holders = [0] * executor.pool.num_blocks
-    for lane in executor.lanes.values():
+    """B1, B2, B3: blocks in use, cached and free are disjoint and together all; holders count the tables."""
+    pool = executor.pool
+    free, cached = pool.free_blocks(), pool.cached_blocks()
+    holders = [0] * pool.num_blocks
+    for lane in [*executor.lanes.values(), *executor.dead]:
         _require(len(set(lane.table)) == len(lane.table), "B3: a block is twice in a table", lane.request)
         for block in lane.table:
             holders[block] += 1
-    _require(holders == executor.pool.holders, f"B2: {executor.id} holds {holders}, counted {executor.pool.holders}")
-    _require(len(set(free)) == len(free), f"B1: a block of {executor.id} is free twice")
+    _require(holders == pool.holders, f"B2: {executor.id} holds {holders}, counted {pool.holders}")
+    _require(len(cached) == pool.num_cached, f"B1: {executor.id} miscounts its cached blocks")
     _require(
-        sorted(free) == [block for block, count in enumerate(holders) if not count],
-        f"B1: the free blocks of {executor.id} are not those that no table holds",
+        sorted([*free, *cached]) == [block for block, count in enumerate(holders) if not count],
+        f"B1: the free and the cached blocks of {executor.id} are not those that no table holds",
     )
+    if pool.prefixes is not None:
+        _check_cache(executor, pool.prefixes, free, cached)
+        _check_published(executor, pool.prefixes)
+
+
+def _check_cache(executor: Executor, prefixes: Prefixes, free: list[int], cached: list[int]) -> None:
+    """B1, B6: what is cached can be found, what is free cannot; children are given up before their parents."""
+    published = [block for block in range(executor.pool.num_blocks) if block in prefixes]
+    _require(len(published) == len(prefixes), f"{executor.id} miscounts what it has published")
+    _require(not set(free) & set(published), f"B1: a free block of {executor.id} can be found")
+    _require(set(cached) <= set(published), f"B1: a cached block of {executor.id} cannot be found")
+    turns = {block: turn for turn, block in enumerate(cached)}
+    for block in published:
+        key = prefixes.key(block)
+        _require(key is not None and prefixes.find(key) == block, "a published block is not found by its key")
+        before = key[0] if key is not None else block
+        if isinstance(before, int):
+            _require(before in prefixes, "B6: a block's predecessor was given up before it")
+            if before in turns:
+                _require(block in turns and turns[block] < turns[before], "B6: a parent is given up before its child")
+
+
+def _check_published(executor: Executor, prefixes: Prefixes) -> None:
+    """B3, B4, B8: what tables share or publish is full, computed, confirmed, and the same chain everywhere.
+
+    No work writes below what is computed, so none writes a published block.
+    """
+    size = executor.limits.block_size
+    for lane in [*executor.lanes.values(), *executor.dead]:
+        request = lane.request
+        _require(
+            lane.cached <= lane.published * size <= lane.computed, "B8: what is not computed is published", request
+        )
+        before: int | Namespace = request.namespace
+        for index, block in enumerate(lane.table):
+            if index < lane.published:
+                key = before, tokens.pack(lane.tokens[index * size : (index + 1) * size])
+                _require(prefixes.key(block) == key, "B3: a block holds another chain", request)
+                before = block
+            else:
+                _require(executor.pool.holders[block] == 1, "B4: an unpublished block is shared", request)
+                _require(block not in prefixes, "B8: a block is published behind the lane's back", request)
 
 
 def _check_lanes(executor: Executor) -> None:
@@ -57,7 +103,7 @@ def _check_lanes(executor: Executor) -> None:
         _require(lane.slots == len(lane.table) * executor.limits.block_size, "B5: slots and table differ", request)
         needed = executor.blocks_for(max(lane.scheduled, lane.reached))
         _require(len(lane.table) == needed, f"B5: {len(lane.table)} blocks where {needed} are needed", request)
-    numbers = sorted([*executor.lanes, *executor.free_lanes])
+    numbers = sorted([*executor.lanes, *(lane.number for lane in executor.dead), *executor.free_lanes])
     _require(numbers == list(range(len(numbers))), f"lanes of {executor.id} are {numbers}")
     _require(len(numbers) == min(executor.limits.num_lanes, executor.max_rows), f"{executor.id} lost a lane")
     priorities: dict[int, int] = {}

@@ -4,13 +4,20 @@ A ``Lane`` is one admission of one request; it dies with the retire, so whatever
 a step in flight) is stale by looking at ``closed``. Changed by ``planner``, ``results`` and ``ledger``.
 """
 
+from bisect import bisect_left
 from collections import deque
 from typing import NamedTuple
 
 from services.scheduler.core.blocks import BlockPool, blocks_for
 from services.scheduler.core.cost import StepCost
+from services.scheduler.core.directory import Directory, Namespace
+from services.scheduler.core.prefix import Key, Prefixes, Search
 from services.scheduler.core.request import Request
+from shared.wire import tokens
 from shared.wire.executor import ExecutorHello
+
+NEVER = 2**62
+"""More tokens than any lane has."""
 
 
 class Lane:
@@ -23,6 +30,7 @@ class Lane:
         "executor",
         "number",
         "promised",
+        "published",
         "reached",
         "request",
         "scheduled",
@@ -30,6 +38,7 @@ class Lane:
         "slots",
         "table",
         "tokens",
+        "watch_at",
     )
 
     def __init__(self, executor: "Executor", number: int, seq: int, request: Request) -> None:
@@ -45,6 +54,11 @@ class Lane:
         self.reached = 0
         """The most that was scheduled before a failed step: appends of a failed plan count, so the table stays long."""
         self.cached = 0
+        """Tokens whose KV was there at admission."""
+        self.published = 0
+        """Leading blocks of the table that are published in the prefix cache."""
+        self.watch_at = 0
+        """Computed tokens at which the lane must be looked at once more, see ``Executor.publish``."""
         self.computed = 0
         """Tokens whose KV a confirmed step has written."""
         self.scheduled = 0
@@ -119,6 +133,7 @@ class Executor:
     __slots__ = (
         "confirmed",
         "cost",
+        "dead",
         "free_lanes",
         "hello",
         "id",
@@ -137,16 +152,27 @@ class Executor:
         "touched",
     )
 
-    def __init__(self, executor_id: str, hello: ExecutorHello, max_step_tokens: int | None) -> None:
+    def __init__(
+        self,
+        executor_id: str,
+        hello: ExecutorHello,
+        max_step_tokens: int | None,
+        directory: Directory | None = None,
+    ) -> None:
+        """``directory`` is told what the executor's prefix cache holds; None is no cache."""
         self.id = executor_id
         self.hello = hello
         self.limits = hello.limits
         self.max_rows = min(hello.limits.max_step_tokens, max_step_tokens or hello.limits.max_step_tokens)
-        self.pool = BlockPool(hello.limits.num_blocks)
+        num_blocks, block_size = hello.limits.num_blocks, hello.limits.block_size
+        prefixes = Prefixes(num_blocks, block_size, executor_id, directory) if directory is not None else None
+        self.pool = BlockPool(num_blocks, prefixes)
         self.lanes: dict[int, Lane] = {}
         """Open lanes by number, in order of admission."""
         # Every open lane may decode in every step, so there are never more lanes than rows.
         self.free_lanes = list(range(min(hello.limits.num_lanes, self.max_rows) - 1, -1, -1))
+        self.dead: list[Lane] = []
+        """Lanes whose requests have ended and that stay taken, with their blocks, until they are buried (``policies``)."""
         self.retires: list[int] = []
         """Lanes the executor still has to be told to retire."""
         self.inflight: deque[Step] = deque()
@@ -167,8 +193,8 @@ class Executor:
 
     @property
     def num_lanes(self) -> int:
-        """Lanes in use and free."""
-        return len(self.lanes) + len(self.free_lanes)
+        """Lanes in use, dead and free."""
+        return len(self.lanes) + len(self.dead) + len(self.free_lanes)
 
     @property
     def num_slots(self) -> int:
@@ -179,29 +205,71 @@ class Executor:
         """Blocks that hold ``num_tokens`` tokens here."""
         return blocks_for(num_tokens, self.limits.block_size)
 
+    def match(self, request: Request) -> list[int]:
+        """Blocks here that hold a waiting request's first tokens, all but one at most; read only.
+
+        Logprobs of a prompt come from computing it, so a request that wants them takes nothing from the cache at first.
+        """
+        prefixes = self.pool.prefixes
+        if prefixes is None or (request.submit.sampling.prompt_logprobs and not request.num_output):
+            return []
+        if request.search is None:
+            request.search = Search(request.namespace, request.tokens)
+        return request.search.blocks_on(self.id, prefixes)
+
+    def need(self, request: Request, num_tokens: int) -> int:
+        """Available blocks that a waiting request takes to hold ``num_tokens``: those it finds in use cost nothing."""
+        blocks = self.blocks_for(num_tokens)
+        matched = self.match(request)
+        # Whoever holds a block holds all before it: those in use come first.
+        return blocks - bisect_left(matched, True, key=self._is_idle) if matched else blocks
+
+    def _is_idle(self, block: int) -> bool:
+        return not self.pool.holders[block]
+
     def open_lane(self, request: Request) -> Lane:
-        """Admit a request: a free lane under a new seq."""
+        """Admit a request: a free lane under a new seq. Blocks it finds in the cache are held from here on."""
         lane = Lane(self, self.free_lanes.pop(), self.next_seq, request)
+        lane.table += self.match(request)
+        self.pool.hold(lane.table)
+        request.search = None
+        lane.published = len(lane.table)
+        lane.slots = lane.cached = lane.computed = lane.scheduled = len(lane.table) * self.limits.block_size
         self.next_seq += 1
         self.lanes[lane.number] = lane
         priority = request.rank.priority
         self.priorities[priority] = self.priorities.get(priority, 0) + 1
         return lane
 
-    def close_lane(self, lane: Lane) -> None:
-        """Retire a lane: its number and its blocks are free at once, see ``blocks`` why that is safe."""
+    def close_lane(self, lane: Lane, dead: bool = False) -> None:
+        """Retire a lane: its number and its blocks are free at once, see ``blocks`` why that is safe.
+
+        A ``dead`` one runs nothing any more and is retired later, by ``bury``.
+        """
         assert not lane.closed, f"lane {lane.number} is retired twice"
         lane.closed = True
         del self.lanes[lane.number]
         self.suspects.pop(lane.number, None)
-        self.free_lanes.append(lane.number)
-        self.retires.append(lane.number)
-        self.pool.give_back(lane.table)
         priority = lane.request.rank.priority
         self.priorities[priority] -= 1
         if not self.priorities[priority]:
             del self.priorities[priority]
         self.touched = True
+        if dead:
+            self.dead.append(lane)
+        else:
+            self._release(lane)
+
+    def bury(self) -> None:
+        """Retire all dead lanes."""
+        dead, self.dead = self.dead, []
+        for lane in dead:
+            self._release(lane)
+
+    def _release(self, lane: Lane) -> None:
+        self.free_lanes.append(lane.number)
+        self.retires.append(lane.number)
+        self.pool.give_back(lane.table)
 
     def extend(self, lane: Lane, num_tokens: int) -> list[int]:
         """Lengthen a lane's table to hold ``num_tokens`` tokens; returns the new blocks."""
@@ -209,3 +277,21 @@ class Executor:
         lane.table += blocks
         lane.slots += len(blocks) * self.limits.block_size
         return blocks
+
+    def publish(self, lane: Lane) -> None:
+        """Make a lane's full computed blocks findable, and say when to look again.
+
+        A lane whose next block is in the cache already, computed by somebody else at the same time, publishes no more:
+        its own later blocks would follow one that it does not hold.
+        """
+        prefixes, size = self.pool.prefixes, self.limits.block_size
+        lane.watch_at = NEVER
+        if prefixes is None:
+            return
+        for index in range(lane.published, lane.computed // size):
+            before: int | Namespace = lane.table[index - 1] if index else lane.request.namespace
+            key: Key = (before, tokens.pack(lane.tokens[index * size : (index + 1) * size]))
+            if not prefixes.publish(lane.table[index], key):
+                return
+            lane.published += 1
+        lane.watch_at = (lane.published + 1) * size

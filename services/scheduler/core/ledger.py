@@ -10,6 +10,7 @@ from services.scheduler.core.counters import Counters, count
 from services.scheduler.core.lanes import Executor, Lane
 from services.scheduler.core.limits import Settings
 from services.scheduler.core.outbox import Outbox
+from services.scheduler.core.policies import choose
 from services.scheduler.core.request import Request, Status, Verb
 from shared.wire.facts import ModelFacts
 from shared.wire.gateway import Accepted, Delta, FinishReason, Rejected, Submit
@@ -26,6 +27,7 @@ class Ledger:
 
     def __init__(self, settings: Settings, executors: dict[str, Executor]) -> None:
         self.settings = settings
+        self.policy = choose(settings)
         self.executors = executors
         """Every connected executor; owned by the machine."""
         self.facts: ModelFacts | None = None
@@ -110,6 +112,7 @@ class Ledger:
         elif request.limit and len(request.tokens) >= request.limit:
             self.finish(request, "length")
         elif request.limit and any(fits_ever(request, executor) for executor in self.executors.values()):
+            request.waits_since_ms = self.now_ms
             self.queue.push(request)
         else:
             self.stranded[request] = self.now_ms
@@ -186,13 +189,13 @@ class Ledger:
     def _take(self, request: Request) -> None:
         """Take a request out of wherever it is."""
         if request.status is Status.RUNNING:
-            self._leave_lane(request)
+            self._leave_lane(request, dead=self.policy.keeps_dead)
         elif self.stranded.pop(request, None) is None:
             self.queue.discard(request)
 
-    def _leave_lane(self, request: Request) -> None:
+    def _leave_lane(self, request: Request, dead: bool = False) -> None:
         assert request.lane is not None
-        request.lane.executor.close_lane(request.lane)
+        request.lane.executor.close_lane(request.lane, dead)
         request.lane = None
         self.num_running -= 1
 

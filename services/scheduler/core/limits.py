@@ -40,6 +40,9 @@ class Settings(Struct, frozen=True, array_like=True):
     ttft_limit_ms: int | None = None
     """A request whose first token is predicted to come later than this is rejected. None: no limit."""
 
+    prefix_cache: bool = True
+    """Whether blocks of tokens that were computed are kept and shared."""
+
     def __post_init__(self) -> None:
         if self.max_inflight not in (1, 2):
             raise ValueError(f"max_inflight is 1 or 2, not {self.max_inflight}")

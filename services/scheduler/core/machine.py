@@ -11,6 +11,7 @@ from services.scheduler.core import placement, results
 from services.scheduler.core.actions import Action, DropExecutor, RefuseExecutor, ToExecutor, ToGateway
 from services.scheduler.core.admission import largest_pool
 from services.scheduler.core.counters import Counters, count
+from services.scheduler.core.directory import Directory
 from services.scheduler.core.events import (
     Cancelled,
     Event,
@@ -43,8 +44,11 @@ class Scheduler:
         self.executors: dict[str, Executor] = {}
         self.ledger = Ledger(settings, self.executors)
         self._planner = Planner(epoch, self.ledger)
+        self._directory = Directory() if settings.prefix_cache else None
         self._announced = self._availability()
         self._fleet_changed = False
+        self._wake_ms: int | None = None
+        """When all executors are asked again (``Policy.wake_ms``)."""
 
     @property
     def counters(self) -> Counters:
@@ -79,7 +83,10 @@ class Scheduler:
             self._announce()
         if ledger.queue.version != queue_version:
             touched = list(self.executors.values())
+        if self._wake_ms is not None and self._wake_ms <= ledger.now_ms:
+            touched = self._wake()
         self._plan(touched)
+        self._sleep()
         return ledger.outbox.flush()
 
     def next_deadline_ms(self) -> int | None:
@@ -91,6 +98,8 @@ class Scheduler:
         ]
         if self.ledger.stranded:
             deadlines.append(min(self.ledger.stranded.values()) + self.settings.recovery_timeout_ms)
+        if self._wake_ms is not None:
+            deadlines.append(self._wake_ms)
         return min(deadlines, default=None)
 
     def snapshot(self) -> dict[str, Any]:
@@ -106,8 +115,8 @@ class Scheduler:
                     "blocks": {
                         "total": executor.pool.num_blocks,
                         "free": executor.pool.num_free,
-                        "cached": 0,
-                        "used": executor.pool.num_blocks - executor.pool.num_free,
+                        "cached": executor.pool.num_cached,
+                        "used": executor.pool.num_blocks - executor.pool.num_available,
                     },
                     "lanes": {"total": executor.num_lanes, "used": len(executor.lanes)},
                     "inflight": len(executor.inflight),
@@ -130,6 +139,18 @@ class Scheduler:
                     executor.seen_version = self.ledger.queue.version
             if self.ledger.queue.version != version:
                 touched = list(self.executors.values())
+
+    def _wake(self) -> list[Executor]:
+        """Have everyone asked, whether or not something happened there."""
+        executors = list(self.executors.values())
+        for executor in executors:
+            executor.touched = True
+        return executors
+
+    def _sleep(self) -> None:
+        """Everyone who could plan has: note when time alone will bring something to do."""
+        wake_ms = self.ledger.policy.wake_ms(self.ledger)
+        self._wake_ms = wake_ms if wake_ms is not None and wake_ms > self.ledger.now_ms else None
 
     def _may_plan(self, executor: Executor) -> bool:
         if len(executor.inflight) >= self.settings.max_inflight:
@@ -185,6 +206,8 @@ class Scheduler:
 
     def _lose(self, executor: Executor, why: str, culprits_known: bool = False) -> None:
         del self.executors[executor.id]
+        if executor.pool.prefixes is not None:
+            executor.pool.prefixes.forget_all()
         self._fleet_changed = True
         results.lose_executor(executor, why, culprits_known, self.ledger)
 
@@ -225,7 +248,7 @@ class Scheduler:
             return []
         self.counters.executors_joined += 1
         self.ledger.facts = event.hello.facts
-        executor = Executor(event.executor, event.hello, self.settings.max_step_tokens)
+        executor = Executor(event.executor, event.hello, self.settings.max_step_tokens, self._directory)
         self.executors[event.executor] = executor
         self.ledger.outbox.put(ToExecutor(event.executor, ExecutorWelcome(self.epoch)))
         self._fleet_changed = True

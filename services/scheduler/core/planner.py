@@ -1,8 +1,11 @@
-"""One plan for one executor: decodes, then prefills, started and new, under one budget. Called by ``machine``.
+"""One plan for one executor, composed as the policy says of what is done here: making room, decodes, prefills, admissions.
 
-Blocks are made free before anything is put into the plan, so a preempted request is never in it and nothing has to be
+Called by ``machine``; ``policies`` call back. Blocks are made free before anything is put into the plan, so a preempted request is never in it and nothing has to be
 undone. Whoever is first in rank is never preempted and never left without a block, so someone always advances.
 """
+
+from collections import Counter
+from collections.abc import Callable
 
 from services.scheduler.core import admission, placement
 from services.scheduler.core.lanes import Chunk, Executor, Lane, Step
@@ -65,13 +68,40 @@ class Draft:
         self.step.reads += sum(starts) + len(lanes)
 
 
+class Turn:
+    """One executor's turn: what its plan is composed of and what must not be in it."""
+
+    __slots__ = ("blocked", "decodes", "draft", "executor", "num_asked", "passing", "preempted", "prefills")
+
+    def __init__(self, executor: Executor, num_asked: int, solo: bool) -> None:
+        self.executor = executor
+        self.num_asked = num_asked
+        """Executors that can plan at this moment and share what waits."""
+        self.draft = Draft(Step(executor.next_step, solo))
+        self.decodes: list[Lane] = []
+        """Lanes with one token to compute."""
+        self.prefills: list[Lane] = []
+        """Lanes with more."""
+        self.preempted: list[Request] = []
+        """They are not admitted again in the same plan."""
+        self.blocked: Request | None = None
+        """The first waiting request that does not fit now."""
+        self.passing: list[Request] = []
+        """Those chosen from behind it."""
+
+
+ShareOut = Callable[[list[Prefill], Budget, int], list[Share]]
+"""Shares a budget among prefills, given the block size; see ``shares``."""
+
+
 class Planner:
     """Plans one executor at a time."""
 
     def __init__(self, epoch: int, ledger: Ledger) -> None:
         self._epoch = epoch
-        self._ledger = ledger
+        self.ledger = ledger
         self._settings = ledger.settings
+        self._policy = ledger.policy
 
     def plan(self, executor: Executor, num_asked: int) -> BatchPlan | None:
         """The executor's next plan, or None when there is nothing to tell it now.
@@ -83,23 +113,20 @@ class Planner:
         suspect = self._suspect(executor)
         if suspect is not None and executor.inflight:
             return None
-        preempted: list[Request] = []
-        if suspect is None:
-            self._yield_to_urgent(executor, preempted)
-        decodes, prefills = _split([suspect] if suspect is not None else list(executor.lanes.values()))
-        self._make_room(executor, decodes, prefills, preempted)
-        draft = Draft(Step(executor.next_step, suspect is not None))
-        for lane in decodes:
-            if lane.scheduled >= lane.slots:
-                draft.append(lane, executor.extend(lane, lane.scheduled + 1))
-        draft.decodes(decodes)
-        if suspect is None:
-            self._prefill_and_admit(executor, draft, prefills, preempted, num_asked)
+        turn = Turn(executor, num_asked, suspect is not None)
+        if suspect is not None:
+            turn.decodes, turn.prefills = _split([suspect])
+            self.make_room(turn)
+            self.decode(turn)
+            self.prefill(turn, [], share_out)
         else:
-            self._prefill(executor, draft, prefills, [])
-        if not (draft.lanes or draft.admits or executor.retires):
+            if self._policy.preempts:
+                self._yield_to_urgent(executor, turn.preempted)
+            turn.decodes, turn.prefills = _split(list(executor.lanes.values()))
+            self._policy.compose(turn, self)
+        if not (turn.draft.lanes or turn.draft.admits or executor.retires):
             return None
-        return self._send(executor, draft)
+        return self._send(executor, turn.draft)
 
     def _suspect(self, executor: Executor) -> Lane | None:
         """The lane to be tried alone next, if any: its request twice failed along with others."""
@@ -110,76 +137,95 @@ class Planner:
 
     def _yield_to_urgent(self, executor: Executor, preempted: list[Request]) -> None:
         """Preempt less urgent requests when the first one waiting finds no lane or no blocks anywhere."""
-        first = next(iter(self._ledger.queue.head(1)), None)
+        first = next(iter(self.ledger.queue.head(1)), None)
         if first is None or not executor.priorities or max(executor.priorities) <= first.rank.priority:
             return
         if not admission.fits_ever(first, executor):
             return
-        if any(_has_room(other, first) for other in self._ledger.executors.values()):
+        if any(_has_room(other, first) for other in self.ledger.executors.values()):
             return
-        need = executor.blocks_for(len(first.tokens) + 1)
         victims: list[Lane] = []
         for lane in sorted(executor.lanes.values(), key=_rank, reverse=True):
             if lane.request.rank.priority <= first.rank.priority:
                 return
             victims.append(lane)
-            if _room_without(executor, victims) >= need:
+            if _fits_without(executor, victims, first):
                 break
         else:
             return
         for lane in victims:
             preempted.append(lane.request)
-            self._ledger.preempt(lane, f"a request of priority {first.rank.priority} needs its place")
+            self.ledger.preempt(lane, f"a request of priority {first.rank.priority} needs its place")
 
-    def _make_room(
-        self, executor: Executor, decodes: list[Lane], prefills: list[Lane], preempted: list[Request]
-    ) -> None:
-        """Preempt the last in rank until each decode has the block it needs, and the first in rank too if a prefill."""
-        while sum(lane.scheduled >= lane.slots for lane in decodes) + _first_needs(executor, prefills) > (
-            executor.pool.num_free
+    def make_room(self, turn: Turn, decodes: bool = True) -> None:
+        """Preempt the last in rank until each decode has the block it needs, and the first in rank too if a prefill.
+
+        Without ``decodes`` only the latter: they are not in this plan.
+        """
+        executor = turn.executor
+        while (
+            sum(lane.scheduled >= lane.slots for lane in turn.decodes if decodes)
+            + _first_needs(executor, turn.prefills)
+            > executor.pool.num_available
         ):
             victim = max(executor.lanes.values(), key=_rank)
             why = "blocks ran short" if len(executor.lanes) > 1 else "it outgrew the executor's pool"
-            preempted.append(victim.request)
-            self._ledger.preempt(victim, why)
-            for lanes in (decodes, prefills):
+            turn.preempted.append(victim.request)
+            self.ledger.preempt(victim, why)
+            for lanes in (turn.decodes, turn.prefills):
                 if victim in lanes:
                     lanes.remove(victim)
 
-    def _prefill_and_admit(
-        self, executor: Executor, draft: Draft, prefills: list[Lane], preempted: list[Request], num_asked: int
-    ) -> None:
-        """Share what decodes leave among started prefills and waiting requests; count who was passed over."""
-        queue = self._ledger.queue
-        if not len(queue) or not executor.free_lanes:
-            self._prefill(executor, draft, prefills, [])
-            return
-        most = min(len(executor.free_lanes), placement.part(len(queue), num_asked))
-        promised = sum(_still_needs(executor, lane) for lane in prefills)
-        chosen, blocked = admission.candidates(executor, queue, promised, most, preempted)
-        self._prefill(executor, draft, prefills, chosen)
-        if blocked is not None:
-            blocked.overtaken += sum(request.rank > blocked.rank and request.lane is not None for request in chosen)
+    def decode(self, turn: Turn) -> None:
+        """Put every decode into the plan."""
+        for lane in turn.decodes:
+            if lane.scheduled >= lane.slots:
+                turn.draft.append(lane, turn.executor.extend(lane, lane.scheduled + 1))
+        turn.draft.decodes(turn.decodes)
 
-    def _prefill(self, executor: Executor, draft: Draft, started: list[Lane], new: list[Request]) -> None:
+    def newcomers(self, turn: Turn, most: int | None = None) -> list[Request]:
+        """Waiting requests there is room for, up to ``most`` (None: this executor's part of them)."""
+        executor, queue = turn.executor, self.ledger.queue
+        if not len(queue) or not executor.free_lanes:
+            return []
+        if most is None:
+            most = placement.part(len(queue), turn.num_asked)
+        picked = admission.candidates(
+            executor,
+            queue,
+            promised=sum(_still_needs(executor, lane) for lane in turn.prefills),
+            most=min(most, len(executor.free_lanes)),
+            excluded=turn.preempted,
+            tokens_needed=self._policy.tokens_needed,
+        )
+        turn.blocked, turn.passing = picked.blocked, picked.chosen[picked.num_before :]
+        return picked.chosen
+
+    def prefill(self, turn: Turn, new: list[Request], share_out: ShareOut) -> None:
+        """Share what is left of the step among started prefills and new requests; count who was passed over."""
+        executor, step = turn.executor, turn.draft.step
         prefills = [
             Prefill(lane.request.rank, lane.request, lane, lane.scheduled, lane.known - lane.scheduled)
-            for lane in started
+            for lane in turn.prefills
         ]
-        prefills += [Prefill(request.rank, request, None, 0, len(request.tokens)) for request in new]
+        prefills += [_new_prefill(executor, request) for request in new]
         budget_us = self._settings.step_time_budget_ms * 1000
-        budget = Budget(executor.cost, draft.step.rows, draft.step.reads, executor.max_rows, budget_us)
-        for share in share_out(prefills, budget, executor.limits.block_size):
-            self._give(executor, draft, share)
+        budget = Budget(executor.cost, step.rows, step.reads, executor.max_rows, budget_us)
+        shares = share_out(prefills, budget, executor.limits.block_size)
+        # What the new ones find in the cache is theirs before anybody takes a block, lest it be taken away from them.
+        lanes = [share.prefill.lane or self.ledger.admit(share.prefill.request, executor) for share in shares]
+        for share, lane in zip(shares, lanes, strict=True):
+            self._give(executor, turn.draft, share, lane)
+        if turn.blocked is not None:
+            turn.blocked.overtaken += sum(request.lane is not None for request in turn.passing)
 
-    def _give(self, executor: Executor, draft: Draft, share: Share) -> None:
+    def _give(self, executor: Executor, draft: Draft, share: Share, lane: Lane) -> None:
         """Put a prefill's chunk into the plan, cut to the blocks there are."""
-        request, lane, num_tokens = share.prefill.request, share.prefill.lane, share.num_tokens
-        if lane is None:
-            lane = self._ledger.admit(request, executor)
+        request, num_tokens = share.prefill.request, share.num_tokens
+        if share.prefill.lane is None:
             if request.failures >= SUSPECT_FAILURES:
                 num_tokens = 0  # it takes its lane now and is tried alone in a later step
-            blocks = executor.extend(lane, num_tokens)
+            executor.extend(lane, lane.scheduled + num_tokens)
             draft.admits.append(
                 Admit(
                     lane=lane.number,
@@ -187,13 +233,13 @@ class Planner:
                     tokens=tokens.pack(request.tokens),
                     num_prompt=request.num_prompt,
                     num_cached=lane.cached,
-                    blocks=tokens.pack(blocks),
+                    blocks=tokens.pack(lane.table),
                     sampling=request.submit.sampling,
                 )
             )
         else:
             num_tokens = min(
-                num_tokens, lane.slots + executor.pool.num_free * executor.limits.block_size - share.prefill.start
+                num_tokens, lane.slots + executor.pool.num_available * executor.limits.block_size - share.prefill.start
             )
             if num_tokens <= 0:
                 return
@@ -206,7 +252,7 @@ class Planner:
         step = draft.step
         step.sample_lanes = tokens.pack([lane.number for lane in step.samples])
         step.sample_seqs = tokens.pack([lane.seq for lane in step.samples])
-        step.since_ms = self._ledger.now_ms
+        step.since_ms = self.ledger.now_ms
         executor.inflight.append(step)
         executor.next_step += 1
         retires, executor.retires = executor.retires, []
@@ -240,6 +286,12 @@ def _split(lanes: list[Lane]) -> tuple[list[Lane], list[Lane]]:
     return decodes, prefills
 
 
+def _new_prefill(executor: Executor, request: Request) -> Prefill:
+    """What a waiting request would have to compute here."""
+    start = len(executor.match(request)) * executor.limits.block_size
+    return Prefill(request.rank, request, None, start, len(request.tokens) - start)
+
+
 def _first_needs(executor: Executor, prefills: list[Lane]) -> bool:
     """Whether the first in rank is a prefill whose table is full."""
     if not prefills:
@@ -259,16 +311,19 @@ def _promised(executor: Executor, without: list[Lane]) -> int:
     return sum(_still_needs(executor, lane) for lane in prefills)
 
 
-def _room_without(executor: Executor, victims: list[Lane]) -> int:
-    """Blocks to admit into if ``victims`` were retired."""
-    freed = sum(len(lane.table) for lane in victims)
+def _fits_without(executor: Executor, victims: list[Lane], request: Request) -> bool:
+    """Whether a waiting request could be admitted if ``victims`` were retired."""
+    held = Counter(block for lane in victims for block in lane.table)
+    freed = sum(executor.pool.holders[block] == count for block, count in held.items())
+    shared = sum(executor.pool.holders[block] > held[block] for block in executor.match(request))
     stays = len(executor.lanes) > len(victims)
-    return admission.room(executor, _promised(executor, victims) - freed, stays)
+    room = admission.room(executor, _promised(executor, victims) - freed, stays)
+    return room >= executor.blocks_for(len(request.tokens) + 1) - shared
 
 
 def _has_room(executor: Executor, request: Request) -> bool:
     room = admission.room(executor, _promised(executor, []), bool(executor.lanes))
-    return bool(executor.free_lanes) and room >= executor.blocks_for(len(request.tokens) + 1)
+    return bool(executor.free_lanes) and room >= executor.need(request, len(request.tokens) + 1)
 
 
 def _rank(lane: Lane) -> Rank:

@@ -8,6 +8,8 @@ from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
+from services.scheduler.core.directory import Namespace
+from services.scheduler.core.prefix import Search
 from shared.wire import tokens
 from shared.wire.gateway import Submit, Usage
 
@@ -90,6 +92,7 @@ class Request:
     """All the scheduler knows of one request; lives from its submit to its terminal message."""
 
     __slots__ = (
+        "cached",
         "failures",
         "gateway",
         "lane",
@@ -97,12 +100,14 @@ class Request:
         "num_prompt",
         "overtaken",
         "rank",
+        "search",
         "status",
         "stop_token_ids",
         "stops",
         "story",
         "submit",
         "tokens",
+        "waits_since_ms",
     )
 
     def __init__(self, gateway: str, submit: Submit, ticket: int) -> None:
@@ -125,12 +130,23 @@ class Request:
         """Failed steps and lost executors in a row that it took part in without gaining a token."""
         self.overtaken = 0
         """Requests behind it that were admitted because it did not fit."""
+        self.search: Search | None = None
+        """What it found in prefix caches while it waits; None before it was looked for and while it runs."""
+        self.cached = -1
+        """Prompt tokens that its first admission found in a prefix cache; -1 before."""
+        self.waits_since_ms = 0
+        """When it came into the queue, the last time."""
         self.story: deque[Entry] = deque(maxlen=STORY_LENGTH)
 
     @property
     def num_output(self) -> int:
         """Output tokens so far, those before a resubmission included."""
         return len(self.tokens) - self.num_prompt
+
+    @property
+    def namespace(self) -> Namespace:
+        """Whose prefixes it may share."""
+        return self.submit.tenant, self.submit.salt
 
     def move(self, verb: Verb, now_ms: int, detail: str = "") -> None:
         """Change the status as the table says. Raises IllegalTransition."""
@@ -153,4 +169,4 @@ class Request:
 
     def usage(self) -> Usage:
         """Token counts for the terminal delta; the stop token counts."""
-        return Usage(prompt_tokens=self.num_prompt, completion_tokens=self.num_output)
+        return Usage(self.num_prompt, self.num_output, max(0, self.cached))

@@ -52,6 +52,8 @@ def confirm(executor: Executor, step: Step, result: BatchResult, ledger: Ledger)
         executor.steps_done += 1
     for lane, end in step.chunks:
         lane.computed = end
+        if end >= lane.watch_at and not lane.closed:
+            executor.publish(lane)
     _deliver(sampled, new_tokens, result.sample_tokens, told, ledger)
     if told:
         _deliver_prompts(step, told, ledger)
@@ -122,6 +124,8 @@ def _deliver(
         request = lane.request
         known = lane.tokens
         lane.computed = len(known)
+        if lane.computed >= lane.watch_at:
+            lane.executor.publish(lane)
         lane.promised -= 1
         known.append(token)
         request.failures = 0

@@ -97,6 +97,27 @@ def share_out(prefills: list[Prefill], budget: Budget, block_size: int) -> list[
     return sorted(shares)
 
 
+def first_come(prefills: list[Prefill], budget: Budget, block_size: int) -> list[Share]:
+    """Whole prefills in order of rank while they fit into the rows; one that no step can hold is cut, and is alone."""
+    shares: list[Share] = []
+    rows = budget.rows
+    for prefill in sorted(prefills):
+        if prefill.remaining > rows:
+            if not shares and rows > 0:
+                shares.append(Share(prefill, cut(prefill.start, prefill.remaining, rows, block_size)))
+            break
+        shares.append(Share(prefill, prefill.remaining))
+        rows -= prefill.remaining
+    return shares
+
+
+def all_join(prefills: list[Prefill], budget: Budget, block_size: int) -> list[Share]:
+    """As ``first_come``, and new requests that get nothing in this step are admitted all the same."""
+    shares = first_come(prefills, budget, block_size)
+    given = {share.prefill.rank for share in shares}
+    return sorted(shares + [Share(p, 0) for p in prefills if p.lane is None and p.rank not in given])
+
+
 def cut(start: int, remaining: int, most: int, block_size: int) -> int:
     """Tokens of the next chunk: all that remain, or up to a block boundary, or what a budget below a block leaves."""
     if most >= remaining:
