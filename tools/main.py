@@ -16,6 +16,7 @@ from typer.exceptions import TyperException
 from tools import environment
 from tools import options as o
 from tools.bench import command as bench
+from tools.simulator.command import simulate
 
 PROGRAM = "paternoster"
 USAGE_ERROR = 2
@@ -24,6 +25,7 @@ app = typer.Typer(name=PROGRAM, no_args_is_help=True, add_completion=False, help
 model_app = typer.Typer(no_args_is_help=True, help="Prepare a model for serving.")
 app.add_typer(model_app, name="model")
 app.add_typer(bench.app, name="bench")
+app.command()(simulate)
 
 
 def main() -> None:
@@ -111,6 +113,8 @@ def up(
     drain_timeout: o.DrainTimeout = 30,
     recovery_timeout: o.RecoveryTimeout = 60,
     step_timeout: o.StepTimeout = 60,
+    journal: o.Journal = "",
+    journal_redact: o.JournalRedact = False,
     seed: o.Seed = None,
     threads: o.Threads = None,
     link_port: o.LinkPort = 5701,
@@ -145,6 +149,8 @@ def up(
         drain_timeout_s=drain_timeout,
         recovery_timeout_s=recovery_timeout,
         step_timeout_s=step_timeout,
+        journal=journal,
+        journal_redact=journal_redact,
         seed=seed,
         threads=threads,
         link_port=link_port,
@@ -207,6 +213,8 @@ def scheduler(
     max_queue: o.MaxQueue = None,
     recovery_timeout: o.RecoveryTimeout = 60,
     step_timeout: o.StepTimeout = 60,
+    journal: o.Journal = "",
+    journal_redact: o.JournalRedact = False,
     host: o.MetricsHost = "127.0.0.1",
     metrics_port: o.MetricsPort = 9101,
     log_level: o.LogLevelOption = "info",
@@ -223,6 +231,8 @@ def scheduler(
         max_queue=max_queue,
         recovery_timeout_s=recovery_timeout,
         step_timeout_s=step_timeout,
+        journal=journal,
+        journal_redact=journal_redact,
         host=host,
         metrics_port=metrics_port or None,
         log_level=log_level,
@@ -277,6 +287,19 @@ def executor(
         step_timeout_s=step_timeout,
     )
     _finish(run(options))
+
+
+@app.command()
+def replay(
+    file: Annotated[str, typer.Argument(help="A journal that 'up --journal' or 'scheduler --journal' has written.")],
+    request: Annotated[str, o.option("request", "Id of a request whose story to tell.")] = "",
+    picture: Annotated[str, o.option("picture", "HTML file for the picture of lanes by steps.")] = "",
+    steps: Annotated[int, o.option("steps", "Steps of each executor in the picture.", min=1)] = 400,
+) -> None:
+    """Run a journal through the scheduler's core again and check that it decides the same."""
+    from tools.replay import ReplayOptions, main
+
+    _finish(main(ReplayOptions(Path(file), request, picture, steps)))
 
 
 @model_app.command("fetch")

@@ -117,6 +117,10 @@ StepTimeout = Annotated[
 RecoveryTimeout = Annotated[
     float, option("recovery-timeout", "Seconds a stream waits for an executor or the scheduler to come back.", min=0)
 ]
+Journal = Annotated[
+    str, option("journal", "File where the scheduler writes down all that happens, for 'paternoster replay'.")
+]
+JournalRedact = Annotated[bool, switch("journal-redact", "Replace token ids in the journal: it then tells no text.")]
 
 # The gateway.
 ApiKeys = Annotated[

@@ -50,6 +50,8 @@ class UpOptions:
     drain_timeout_s: float
     recovery_timeout_s: float
     step_timeout_s: float
+    journal: str
+    journal_redact: bool
     seed: int | None
     threads: int | None
     link_port: int
@@ -97,7 +99,9 @@ def child_specs(options: UpOptions, folder: str, http: socket.socket, links: Lin
             recovery_timeout=options.recovery_timeout_s,
             step_timeout=options.step_timeout_s,
             metrics_port=base or 0,
-        ),
+            journal=str(Path(options.journal).absolute()) if options.journal else None,
+        )
+        + (["--journal-redact"] if options.journal_redact else []),
     )
     served = _arguments(model=folder or None, backend=options.backend)
     for i in range(options.executors):

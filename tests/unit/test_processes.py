@@ -35,6 +35,8 @@ OPTIONS = UpOptions(
     drain_timeout_s=30,
     recovery_timeout_s=60,
     step_timeout_s=60,
+    journal="",
+    journal_redact=False,
     seed=None,
     threads=None,
     link_port=0,
@@ -132,3 +134,11 @@ def test_children_get_no_options_by_the_environment(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("PATERNOSTER_FAULTS", "{}")
     ours = {name for name in children_environment() if name.startswith("PATERNOSTER_")}
     assert ours == {"PATERNOSTER_FAULTS"}
+
+
+def test_the_journal_is_the_schedulers_and_its_path_does_not_depend_on_the_folder(http: socket.socket) -> None:
+    children = specs(http, journal="a.journal", journal_redact=True)
+    path = flags(children["scheduler"])["journal"]
+    assert path.startswith("/")
+    assert path.endswith("/a.journal")
+    assert [name for name, spec in children.items() if "--journal-redact" in spec.argv] == ["scheduler"]

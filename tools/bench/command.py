@@ -75,8 +75,8 @@ def serve(
         chat=api == "chat",
         concurrency=concurrency,
         rate=rate,
-        prompt_tokens=_lengths(prompt_tokens, "--prompt-tokens"),
-        output_tokens=_lengths(output_tokens, "--output-tokens"),
+        prompt_tokens=lengths(prompt_tokens, "--prompt-tokens"),
+        output_tokens=lengths(output_tokens, "--output-tokens"),
         num_requests=100 if num_requests is None and duration is None else num_requests,
         duration_s=duration,
         warmup=warmup,
@@ -90,7 +90,7 @@ def serve(
     raise typer.Exit(run(options))
 
 
-def _lengths(text: str, name: str) -> "Lengths":
+def lengths(text: str, name: str) -> "Lengths":
     from tools.bench.workload import Lengths
 
     try:
