@@ -22,7 +22,7 @@ UNRANKED = HALF * (DEPTH + 1)
 
 
 def ranking(choices: NDArray[np.int64], place: int, first: int) -> list[int]:
-    """Up to DEPTH tokens, the most likely one first; ``first`` is what the place's own token was replaced by, if any."""
+    """Up to DEPTH tokens, the most likely one first; ``first`` is what the place's own token was replaced by."""
     order = chain([first], (int(choices[(place + step) % len(choices)]) for step in range(len(choices))))
     return list(islice(dict.fromkeys(order), DEPTH))
 
