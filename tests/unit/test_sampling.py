@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from services.executor import sampling
-from services.executor.batch import SampleRow
+from services.executor.batch import SampleRow, is_plain
 from shared.wire import tokens as columns
 from shared.wire.sampling import Sampling
 
@@ -153,25 +153,76 @@ def test_no_samples_is_no_work() -> None:
 
 
 def test_vllm_51226_a_row_never_depends_on_its_neighbours() -> None:
-    """3,000 rows of random parameters: each gives the same token alone, in its batch, and in the batch reversed."""
+    """3,000 rows of random parameters: each gives the same token and logprobs, to the bit, alone, in a pair, in its
+    batch, and in the batch reversed."""
     draw = np.random.default_rng(7)
     vocab_size, size = 3001, 100
     for batch in range(30):
         logits = random_logits(size, seed=batch, vocab_size=vocab_size)
-        rows = [
-            a_row(
-                Sampling(
-                    temperature=float(draw.choice([0.0, 0.3, 0.8, 1.0, 2.0])),
-                    top_k=int(draw.choice([0, 0, 1, 40, 2000])),
-                    top_p=float(draw.choice([1.0, 1.0, 0.9, 0.2])),
-                    min_p=float(draw.choice([0.0, 0.0, 0.05])),
-                    seed=int(draw.integers(2**62)),
-                ),
-                position=int(draw.integers(1, 9000)),
-                num_prompt=1,
-            )
-            for _ in range(size)
-        ]
-        together = chosen(logits, *rows)
-        assert chosen(logits.flip(0), *rows[::-1]) == together[::-1]
-        assert [chosen(logits[i : i + 1], row)[0] for i, row in enumerate(rows)] == together
+        rows = [a_random_row(draw, vocab_size) for _ in range(size)]
+        together = told(logits, rows)
+        assert told(logits.flip(0), rows[::-1]) == together[::-1]
+        pairs = [told(logits[i : i + 2], rows[i : i + 2]) for i in range(0, size, 2)]
+        assert [one for pair in pairs for one in pair] == together
+        assert [told(logits[i : i + 1], [row])[0] for i, row in enumerate(rows)] == together
+    assert sum(record is not None for _, record in together) > size // 3
+
+
+def told(logits: torch.Tensor, rows: list[SampleRow]) -> list[tuple[int, bytes | None]]:
+    """Each row's token and record."""
+    output = sampling.sample(logits.clone(), rows)
+    assert output.failures == {}
+    return [(token, output.logprobs.get(i)) for i, token in enumerate(output.tokens)]
+
+
+def a_random_row(draw: np.random.Generator, vocab_size: int) -> SampleRow:
+    """Any parameters; two in five are plain greedy ones."""
+    num_known, bias = int(draw.integers(1, 300)), draw.choice(vocab_size, int(draw.choice([0, 0, 3])), replace=False)
+    params = Sampling(
+        temperature=float(draw.choice([0.0, 0.3, 0.8, 1.0, 2.0])),
+        top_k=int(draw.choice([0, 0, 1, 40, 2000])),
+        top_p=float(draw.choice([1.0, 1.0, 0.9, 0.2])),
+        min_p=float(draw.choice([0.0, 0.0, 0.05])),
+        seed=int(draw.integers(2**62)),
+        min_tokens=int(draw.choice([0, 0, 50])),
+        stop_token_ids=columns.pack([2, vocab_size - 1]),
+        repetition_penalty=float(draw.choice([1.0, 1.0, 1.2])),
+        presence_penalty=float(draw.choice([0.0, 0.0, 0.7])),
+        frequency_penalty=float(draw.choice([0.0, 0.0, -0.3])),
+        bias_ids=columns.pack(bias.tolist()),
+        bias_values=columns.pack_floats(draw.uniform(-100, 10, len(bias)).tolist()),
+        num_logprobs=int(draw.choice([-1, 0, 5, 20])),
+    )
+    params = Sampling() if draw.random() < 0.4 else params
+    known = draw.integers(0, vocab_size, num_known).astype(np.int32)
+    return SampleRow(0, 0, 0, params, num_known, known, int(draw.integers(1, num_known + 1)), is_plain(params))
+
+
+@pytest.mark.parametrize("num_logprobs", [0, 20])
+def test_vllm_10234_logprobs_are_finite_and_of_the_raw_distribution(num_logprobs: int) -> None:
+    """Filters and a bias of -100 on the best token change the choice, and none of its logprobs."""
+    logits = random_logits(2)
+    best, second = logits[0].topk(2).indices.tolist()
+    bias = {"bias_ids": columns.pack([best]), "bias_values": columns.pack_floats([-100.0])}
+    rows = [
+        a_row(Sampling(temperature=1.0, top_k=1, num_logprobs=num_logprobs, **bias)),
+        a_row(Sampling(temperature=1.0, top_p=1e-6, repetition_penalty=5.0, num_logprobs=num_logprobs)),
+    ]
+    output = sampling.sample(logits.clone(), rows)
+    assert output.tokens[0] == second
+    for i, token in enumerate(output.tokens):
+        expected = torch.log_softmax(logits[i].double(), 0)
+        values = np.frombuffer(output.logprobs[i], "<f4")
+        assert values[0] == pytest.approx(expected[token].item(), rel=1e-6)
+        assert values[1 + num_logprobs :].tolist() == pytest.approx(expected.topk(num_logprobs)[0].tolist(), rel=1e-6)
+        assert np.isfinite(values[1 + num_logprobs :]).all()
+
+
+def test_a_failed_row_tells_nothing_and_its_neighbour_all() -> None:
+    logits = random_logits(2)
+    rows = [a_row(Sampling(num_logprobs=1))] * 2
+    alone = sampling.sample(logits[1:].clone(), rows[1:]).logprobs[0]
+    logits[0, 5] = float("nan")
+    output = sampling.sample(logits.clone(), rows)
+    assert output.failures.keys() == {0}
+    assert output.logprobs == {1: alone}
