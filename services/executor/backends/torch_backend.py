@@ -6,6 +6,7 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from services.executor import logprobs, memory, sampling
 from services.executor.backend import Backend, StepError, StepOutput
 from services.executor.batch import PromptRow, SampleRow, StepBatch
 from services.executor.kernels.choice import choose
+from services.executor.kernels.interface import Kernels, LayerCache
 from services.executor.model import config as model_config
 from services.executor.model import device as devices
 from services.executor.model import end_tokens, weights
@@ -21,6 +23,9 @@ from services.executor.model.llama import Llama, States
 from services.executor.options import ExecutorOptions
 from shared.wire.facts import ExecutorLimits, ModelFacts
 from shared.wire.sampling import Sampling
+
+if TYPE_CHECKING:
+    from services.executor.cuda_graphs import DecodeGraphs
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +64,7 @@ class TorchBackend:
         )
         shape = (num_blocks, options.block_size, config.num_kv_heads, config.head_dim)
         self._caches = [kernels.new_cache(*shape, dtype) for _ in range(config.num_layers)]
+        self._graphs = _decode_graphs(self._model, kernels, self._caches, options, context_len)
         self.limits = ExecutorLimits(num_blocks, options.block_size, options.max_lanes, options.max_step_tokens)
         parts = (weights.digest(opened.files), dtype, self.device, platform.machine(), torch.__version__)
         self.numerics = hashlib.sha256(repr((*parts, kernels.name, threads)).encode()).hexdigest()[:16]
@@ -68,6 +74,9 @@ class TorchBackend:
         """One small prefill and one decode: libraries load and choose their code, memory is touched."""
         for num_tokens in (min(self.limits.block_size, self.limits.max_step_tokens), 1):
             self.run(_warm_up_batch(num_tokens))
+        if self._graphs is not None:
+            with torch.inference_mode():
+                self._graphs.capture()
 
     def run(self, batch: StepBatch) -> StepOutput:
         """Compute one step. Raises StepError, not fatal, when memory does not suffice."""
@@ -75,7 +84,7 @@ class TorchBackend:
             return StepOutput([])
         try:
             with torch.inference_mode():
-                states = self._model.states(batch, self._caches, self.limits.block_size)
+                states = self._states(batch)
                 last = batch.query_starts[[sample.row + 1 for sample in batch.samples]] - 1
                 output = sampling.sample(self._model.logits(states, last), batch.samples)
                 output.prompt_logprobs = [self._prompt_logprobs(states, batch, prompt) for prompt in batch.prompts]
@@ -86,6 +95,10 @@ class TorchBackend:
             if "allocate memory" not in str(error):  # how torch's CPU allocator fails
                 raise
             raise StepError(f"out of memory in a step of {len(batch.token_ids)} tokens") from error
+
+    def _states(self, batch: StepBatch) -> States:
+        captured = self._graphs.states(batch) if self._graphs is not None else None
+        return captured or self._model.states(batch, self._caches, self.limits.block_size)
 
     def _prompt_logprobs(self, states: States, batch: StepBatch, prompt: PromptRow) -> bytes:
         """Records of a row's prompt tokens, a few at a time: their logits never take more than that many rows."""
@@ -115,6 +128,19 @@ def _context_len(wanted: int | None, trained: int) -> int:
     if wanted is not None and wanted > trained:
         raise ValueError(f"max-model-len {wanted} is above the model's context of {trained} tokens")
     return wanted or trained
+
+
+def _decode_graphs(
+    model: Llama, kernels: Kernels, caches: list[LayerCache], options: ExecutorOptions, context_len: int
+) -> "DecodeGraphs | None":
+    """Captured decode steps where the kernels can be captured: Triton's, which nothing else may import."""
+    if not kernels.name.startswith("triton"):
+        return None
+    from services.executor.cuda_graphs import DecodeGraphs
+    from services.executor.kernels.triton.kernels import TritonKernels
+
+    assert isinstance(kernels, TritonKernels)
+    return DecodeGraphs(model, kernels, caches, options.block_size, options.max_lanes, context_len)
 
 
 def _facts(folder: Path, vocab_size: int, context_len: int) -> ModelFacts:

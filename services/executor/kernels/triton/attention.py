@@ -204,7 +204,8 @@ def attend(
     out_THD = torch.empty_like(queries_THD)
     num_split = len(tiles.split_tokens)
     scratch = (num_split, num_heads, tiles.max_segments)
-    peaks, totals = queries_THD.new_empty((2, *scratch), dtype=torch.float32)
+    peaks = queries_THD.new_empty(scratch, dtype=torch.float32)
+    totals = torch.empty_like(peaks)  # memory of its own: aligned, whatever the shape
     founds = queries_THD.new_empty((*scratch, head_dim), dtype=torch.float32)
     attend_kernel[(len(tiles.tiles), num_kv_heads, num_parts)](
         queries_THD,
