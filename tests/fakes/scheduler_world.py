@@ -4,6 +4,8 @@ Every event goes through ``World.happen``, which carries the actions out, checks
 undisturbed run would have brought, and checks the scheduler's invariants. Nothing here sleeps or knows real time.
 """
 
+import copy
+
 import msgspec
 
 from services.executor.backend import StepError
@@ -22,9 +24,11 @@ from services.scheduler.core.events import (
     Submitted,
     TimePassed,
 )
+from services.scheduler.core.lanes import Executor
 from services.scheduler.core.ledger import SUSPECT_FAILURES
 from services.scheduler.core.limits import Settings
 from services.scheduler.core.machine import Scheduler
+from services.scheduler.core.request import Request
 from shared.wire import tokens
 from shared.wire.executor import BatchFailed, BatchPlan, BatchResult, ExecutorWelcome
 from shared.wire.facts import ExecutorLimits, ModelFacts
@@ -86,7 +90,7 @@ class World:
         self.happen(ExecutorLeft(executor_id, "killed"))
 
     def submit(self, gateway: str, prompt: list[int], max_tokens: int, **fields: object) -> Stream:
-        sampling_fields = {name: fields.pop(name) for name in ("seed", "min_tokens") if name in fields}
+        sampling_fields = {name: fields.pop(name) for name in Sampling.__struct_fields__[4:-9] if name in fields}
         sampling = Sampling(stop_token_ids=tokens.pack(self.facts.eos_token_ids), **sampling_fields)  # type: ignore[arg-type]
         request_id = str(fields.pop("request_id", f"r{self._number()}"))
         submit = Submit(request_id, tokens.pack(prompt), sampling, max_tokens, **fields)  # type: ignore[arg-type]
@@ -199,7 +203,7 @@ class World:
         for gateway, streams in self.streams.items():
             self.happen(GatewayJoined(gateway))
             for stream in list(streams.values()):
-                stream.accepted = False
+                stream.accepted, stream.cached_tokens = False, 0
                 again = msgspec.structs.replace(stream.submit, output=tokens.pack(stream.tokens), resubmitted=True)
                 self.happen(Submitted(gateway, again))
         if not executors_first:
@@ -302,6 +306,8 @@ class World:
                 if not core.lanes:
                     for request in ledger.queue.all():
                         assert not fits_ever(request, core), f"needless waiting\n{request.tell()}"
+            for request in ledger.queue.all():
+                assert _remembered(core, request) == _findable(core, request), "B7"
 
     def _check_mirror(self, executor: ModelExecutor) -> None:
         """P5: the executor holds exactly what the scheduler believes, but for retires that are still to be sent."""
@@ -345,6 +351,27 @@ class World:
     def _number(self) -> int:
         self.numbers += 1
         return self.numbers
+
+
+def _remembered(core: Executor, request: Request) -> list[int]:
+    """What a waiting request would find, going by what it found before."""
+    asked = copy.copy(request)
+    asked.search = copy.deepcopy(request.search)
+    return core.match(asked)
+
+
+def _findable(core: Executor, request: Request) -> list[int]:
+    """What it finds when it looks for the first time: blocks of equal tokens from the start, and a token is left."""
+    prefixes, size = core.pool.prefixes, core.limits.block_size
+    blocks: list[int] = []
+    before: int | tuple[str, str] = (request.submit.tenant, request.submit.salt)
+    for start in range(0, len(request.tokens) - size, size):
+        block = prefixes.find((before, tokens.pack(request.tokens[start : start + size]))) if prefixes else None
+        if block is None:
+            break
+        blocks.append(block)
+        before = block
+    return blocks
 
 
 def fits(stream: Stream, executor: ModelExecutor) -> bool:

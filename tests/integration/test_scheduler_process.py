@@ -228,7 +228,8 @@ async def test_a_killed_scheduler_comes_back_and_a_live_stream_goes_on(start: An
         second = start(gateways=gateways, executors=executors)
         await await_until(lambda: end.dealer.connected and hand.dealer.connected, 20, "both sessions again")
         assert end.welcomes[1].epoch > end.welcomes[0].epoch
-        resubmitted = gateway.Submit("r", tokens.pack([1, 2]), Sampling(), 5, output=tokens.pack([3, 4]), resubmitted=True)
+        output = tokens.pack([3, 4])
+        resubmitted = gateway.Submit("r", tokens.pack([1, 2]), Sampling(), 5, output=output, resubmitted=True)
         assert end.dealer.send(resubmitted)
         await await_until(lambda: _text_of(end, "r")[1], 10, "the rest of the stream")
         assert _text_of(end, "r") == ([5, 6, 7], "length")
