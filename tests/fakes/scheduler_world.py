@@ -245,6 +245,10 @@ class World:
     def _receive_plan(self, executor: ModelExecutor, plan: BatchPlan) -> None:
         executor.receive(plan)
         core = self.scheduler.executors[executor.id]
+        if self.settings.policy == "static" and plan.admits:
+            assert len(plan.admits) == len(executor.oracle.lanes), "somebody joins a static batch midway"
+        if self.settings.policy != "continuous":
+            return
         by_seq = {lane.seq: lane.request for lane in core.lanes.values()}
         if any(step.solo for step in core.inflight):
             return
@@ -303,18 +307,25 @@ class World:
                 self._check_mirror(self.executors[executor_id])
                 for lane in core.lanes.values():
                     assert lane.known >= lane.request.limit, f"a lane rests\n{lane.request.tell()}"
-                if not core.lanes:
+                if not core.lanes and not self._batch_may_fill(core):
                     for request in ledger.queue.all():
                         assert not fits_ever(request, core), f"needless waiting\n{request.tell()}"
             for request in ledger.queue.all():
                 assert _remembered(core, request) == _findable(core, request), "B7"
+
+    def _batch_may_fill(self, core: Executor) -> bool:
+        """Whether the policy ``static`` lets requests wait for others to come."""
+        waiting = self.scheduler.ledger.queue.all()
+        if self.settings.policy != "static" or len(waiting) >= min(self.settings.static_batch_size, core.num_lanes):
+            return False
+        return any(self.now_ms < request.waits_since_ms + self.settings.static_wait_ms for request in waiting)
 
     def _check_mirror(self, executor: ModelExecutor) -> None:
         """P5: the executor holds exactly what the scheduler believes, but for retires that are still to be sent."""
         core = self.scheduler.executors[executor.id]
         mirror = executor.stepper.lanes
         assert not core.retires, "retires wait although nothing is in flight"
-        assert sorted(core.lanes) == mirror.open_lanes(), "P5"
+        assert sorted([*core.lanes, *(lane.number for lane in core.dead)]) == mirror.open_lanes(), "P5"
         for number, lane in core.lanes.items():
             assert mirror.view(number) == (lane.seq, lane.tokens, lane.computed, lane.table), "P5"
 
@@ -340,6 +351,7 @@ class World:
         for core in self.scheduler.executors.values():
             assert core.pool.num_available == core.pool.num_blocks, "R11: a block is not free"
             assert not core.lanes, "R11"
+            assert not core.dead, "R11"
             assert not core.inflight, "R11"
             assert not core.retires, "R11"
         self.check_replay()

@@ -136,9 +136,7 @@ def test_streams_of_an_earlier_scheduler_go_before_new_requests():
 
 
 def resubmitted(world, gateway, output, **fields):
-    submit = Submit(
-        "again", tokens.pack([1, 2, 3]), Sampling(), output=tokens.pack(output), resubmitted=bool(output), **fields
-    )
+    submit = Submit("again", tokens.pack([1, 2, 3]), Sampling(), output=tokens.pack(output), resubmitted=True, **fields)
     actions = world.scheduler.handle(Submitted(gateway, submit), 0)
     return [action.message for action in actions]
 
@@ -169,6 +167,13 @@ def test_a_resubmitted_stream_that_fits_no_executor_yet_waits_for_one():
     (accepted,) = resubmitted(world, gateway, [5] * 80, max_tokens=200)
     assert accepted.request_id == "again"
     assert world.scheduler.next_deadline_ms() == 60_000
+
+
+def test_a_resubmitted_stream_never_judged_before_is_told_of_the_context_length():
+    """It was accepted while no executor was connected, and so was its prompt."""
+    world, gateway = world_of(ExecutorLimits(1000, 16, 4, 512), msgspec.structs.replace(FACTS, context_len=3))
+    (rejected,) = resubmitted(world, gateway, [], max_tokens=4)
+    assert (rejected.code, rejected.detail) == ("too_long", "the prompt has 3 tokens; the context length is 3")
 
 
 def test_a_live_id_submitted_again_is_ignored():

@@ -261,7 +261,7 @@ def test_the_snapshot_has_the_documented_shape():
                 "id": executor,
                 "pid": 1,
                 "blocks": {"total": 64, "free": 62, "cached": 0, "used": 2},
-                "lanes": {"total": 4, "used": 1},
+                "lanes": {"total": 4, "used": 1, "dead": 0},
                 "inflight": 2,
                 "steps": 1,
             }

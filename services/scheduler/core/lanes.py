@@ -172,7 +172,7 @@ class Executor:
         # Every open lane may decode in every step, so there are never more lanes than rows.
         self.free_lanes = list(range(min(hello.limits.num_lanes, self.max_rows) - 1, -1, -1))
         self.dead: list[Lane] = []
-        """Lanes whose requests have ended and that stay taken, with their blocks, until they are buried (``policies``)."""
+        """Lanes whose requests have ended and that stay taken, with their blocks, until buried (see ``policies``)."""
         self.retires: list[int] = []
         """Lanes the executor still has to be told to retire."""
         self.inflight: deque[Step] = deque()

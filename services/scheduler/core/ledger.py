@@ -89,7 +89,8 @@ class Ledger:
             return None
         refusal = judge(request, self.facts, self.executors.values())
         if refusal is not None and refusal.code == "too_long" and request.submit.resubmitted:
-            return None
+            # The pools may have shrunk since; the context has not: a prompt as long was never judged before.
+            return refusal if request.num_prompt >= self.facts.context_len else None
         return refusal
 
     def _reject(self, gateway: str, request_id: str, refusal: Refusal) -> None:

@@ -118,7 +118,11 @@ class Scheduler:
                         "cached": executor.pool.num_cached,
                         "used": executor.pool.num_blocks - executor.pool.num_available,
                     },
-                    "lanes": {"total": executor.num_lanes, "used": len(executor.lanes)},
+                    "lanes": {
+                        "total": executor.num_lanes,
+                        "used": len(executor.lanes),
+                        "dead": len(executor.dead),
+                    },
                     "inflight": len(executor.inflight),
                     "steps": executor.steps_done,
                 }

@@ -1,7 +1,8 @@
-"""One plan for one executor, composed as the policy says of what is done here: making room, decodes, prefills, admissions.
+"""One plan for one executor: room is made, decodes, prefills and new requests go in, as the policy composes them.
 
-Called by ``machine``; ``policies`` call back. Blocks are made free before anything is put into the plan, so a preempted request is never in it and nothing has to be
-undone. Whoever is first in rank is never preempted and never left without a block, so someone always advances.
+Called by ``machine``; ``policies`` call back. Blocks are made free before anything is put into the plan, so a preempted
+request is never in it and nothing has to be undone. Whoever is first in rank is never preempted and never left without
+a block, so someone always advances.
 """
 
 from collections import Counter

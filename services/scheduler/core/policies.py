@@ -74,8 +74,8 @@ class PrefillFirst(Continuous):
 class Static:
     """A batch is formed, prefilled, and decoded until its longest member has ended; nobody joins midway.
 
-    As engines did before iteration-level scheduling: memory for a member's longest output is reserved when it joins, and
-    the lane of one that ends early stays taken and computes nothing. A batch is formed when ``static_batch_size``
+    As engines did before iteration-level scheduling: memory for a member's longest output is reserved when it joins,
+    and the lane of one that ends early stays taken and computes nothing. A batch is formed when ``static_batch_size``
     requests wait (or as many as the executor has lanes), or of fewer once the first has waited ``static_wait_ms``.
     """
 

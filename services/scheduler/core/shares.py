@@ -104,7 +104,10 @@ def first_come(prefills: list[Prefill], budget: Budget, block_size: int) -> list
     for prefill in sorted(prefills):
         if prefill.remaining > rows:
             if not shares and rows > 0:
-                shares.append(Share(prefill, cut(prefill.start, prefill.remaining, rows, block_size)))
+                num_tokens = cut(prefill.start, prefill.remaining, rows, block_size)
+                # One token left over would look like a decode, and run beside decodes.
+                num_tokens -= num_tokens > 1 and prefill.remaining - num_tokens == 1
+                shares.append(Share(prefill, num_tokens))
             break
         shares.append(Share(prefill, prefill.remaining))
         rows -= prefill.remaining
