@@ -129,10 +129,11 @@ class Choice:
 
     def tokens(self, token_ids: list[int], delta: Delta) -> None:
         """See ``StreamListener``. The token that ended it (EOS, a stop token) counts, but has no text."""
+        if delta.usage is not None and not self.num_tokens:
+            # With its first tokens: it may end here at a stop string, and a later scheduler knows nothing of its start.
+            self.num_cached = delta.usage.cached_tokens
         if delta.finish is not None:
             self._stream = None
-            if delta.usage is not None:
-                self.num_cached = delta.usage.cached_tokens
         if self._echo is not None:
             self._tell_echo(self._echo, delta)
         if not self._prompt_only:

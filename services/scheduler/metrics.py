@@ -155,6 +155,8 @@ def _totals(counters: Counters) -> Iterator[Metric]:
         ("requests_accepted", "Requests taken into the queue.", counters.accepted),
         ("requests_requeued", "Requests taken back from a lost executor.", counters.lost),
         ("num_preemptions", "Requests retired for want of blocks.", counters.preempted),
+        ("prefix_cache_queries", "Prompt tokens looked for in the prefix cache.", counters.prefix_queries),
+        ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", counters.prefix_hits),
         ("prompt_tokens", "Prompt tokens of accepted requests.", counters.prompt_tokens),
         ("generation_tokens", "Output tokens delivered.", counters.output_tokens),
         ("computed_tokens", "Rows of steps, those computed again included.", counters.computed_tokens),

@@ -111,7 +111,11 @@ class Usage(Struct, frozen=True, array_like=True):
 
 
 class Delta(Struct, frozen=True, array_like=True):
-    """What one request got since its last delta. ``finish`` makes it terminal; ``usage`` then is present."""
+    """What one request got since its last delta. ``finish`` makes it terminal.
+
+    ``usage`` is present then, and with the first tokens of a request that found some of its prompt in the prefix cache:
+    a gateway that ends it by itself (at a stop string) knows of them too.
+    """
 
     request_id: str
     token_ids: bytes

@@ -43,7 +43,9 @@ class FaultyBackend(FakeBackend):
                 raise error
         if self.spoil is not None:
             spoil, self.spoil = self.spoil, None
-            output = StepOutput(output.tokens, spoil(batch))
+            output.failures = spoil(batch)
+            for index in output.failures:
+                output.logprobs.pop(index, None)
         return output
 
 

@@ -39,6 +39,9 @@ from tests.fakes.streams import FACTS, POISON, Stream
 
 read_event: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
 
+SAMPLING_FIELDS = ("seed", "min_tokens", "repetition_penalty", "frequency_penalty", "num_logprobs", "prompt_logprobs")
+"""Fields of ``World.submit`` that go into ``Sampling``."""
+
 
 class World:
     """One scheduler at a time and its peers."""
@@ -90,7 +93,7 @@ class World:
         self.happen(ExecutorLeft(executor_id, "killed"))
 
     def submit(self, gateway: str, prompt: list[int], max_tokens: int, **fields: object) -> Stream:
-        sampling_fields = {name: fields.pop(name) for name in Sampling.__struct_fields__[4:-9] if name in fields}
+        sampling_fields = {name: fields.pop(name) for name in SAMPLING_FIELDS if name in fields}
         sampling = Sampling(stop_token_ids=tokens.pack(self.facts.eos_token_ids), **sampling_fields)  # type: ignore[arg-type]
         request_id = str(fields.pop("request_id", f"r{self._number()}"))
         submit = Submit(request_id, tokens.pack(prompt), sampling, max_tokens, **fields)  # type: ignore[arg-type]

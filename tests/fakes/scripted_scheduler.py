@@ -145,10 +145,11 @@ class ScriptedScheduler:
         logprobs = self._logprobs(run, token_ids)
         run.num_sent += len(token_ids)
         self.num_sent += len(token_ids)
-        if run.num_sent < len(answer.token_ids):
-            return Delta(request_id, tokens.pack(token_ids), logprobs=logprobs)
-        del self.runs[request_id]
         usage = Usage(len(run.submit.prompt) // 4, run.num_sent, answer.cached_tokens)
+        if run.num_sent < len(answer.token_ids):
+            is_first = answer.cached_tokens and run.num_sent == len(token_ids)
+            return Delta(request_id, tokens.pack(token_ids), usage=usage if is_first else None, logprobs=logprobs)
+        del self.runs[request_id]
         stop_token_id = token_ids[-1] if answer.finish == "stop" and token_ids else -1
         return Delta(request_id, tokens.pack(token_ids), answer.finish, usage, answer.error, stop_token_id, logprobs)
 

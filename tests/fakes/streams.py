@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from functools import cache
+from typing import NamedTuple
 
 import msgspec
 
@@ -11,6 +12,7 @@ from shared.wire import tokens
 from shared.wire.executor import Admit, BatchResult, Work, batch_plan
 from shared.wire.facts import ExecutorLimits, ModelFacts
 from shared.wire.gateway import Delta, Submit
+from shared.wire.logprobs import Logprobs, record_bytes
 from shared.wire.sampling import Sampling
 
 VOCAB = 2
@@ -21,9 +23,19 @@ POISON = {666: False, 667: True}
 FACTS = ModelFacts("tiny", VOCAB, CONTEXT, [EOS], "fake")
 
 
+class Undisturbed(NamedTuple):
+    """What a request brings that is alone on an executor."""
+
+    output: list[int]
+    records: list[bytes]
+    """Logprobs of each token of the output."""
+    prompt: bytes
+    """Logprobs of the prompt."""
+
+
 @cache
-def undisturbed(prompt: bytes, sampling: Sampling, num_tokens: int, vocab_size: int, context_len: int) -> list[int]:
-    """The tokens that follow a prompt, by an executor of one lane that is never disturbed; stops are not looked at."""
+def undisturbed(prompt: bytes, sampling: Sampling, num_tokens: int, vocab_size: int, context_len: int) -> Undisturbed:
+    """What follows a prompt, by an executor of one lane that is never disturbed; stops are not looked at."""
     facts = ModelFacts("undisturbed", vocab_size, context_len, [], "fake")
     num_blocks = -(-context_len // 4)
     stepper = Stepper(FakeBackend(facts, ExecutorLimits(num_blocks, 4, 1, context_len)))
@@ -31,6 +43,8 @@ def undisturbed(prompt: bytes, sampling: Sampling, num_tokens: int, vocab_size: 
     num_prompt = tokens.count(prompt)
     plan = batch_plan(0, 0, -1, admits=[Admit(0, 0, prompt, num_prompt, 0, blocks, sampling)])
     output: list[int] = []
+    records: list[bytes] = []
+    prompt_records = b""
     start = 0
     while len(output) < num_tokens:
         plan = msgspec.structs.replace(
@@ -40,8 +54,10 @@ def undisturbed(prompt: bytes, sampling: Sampling, num_tokens: int, vocab_size: 
         assert isinstance(answer, BatchResult), answer
         start = num_prompt + len(output)
         output += tokens.unpack(answer.sample_tokens)
+        records += [told.records for told in answer.logprobs if told.start >= num_prompt]
+        prompt_records += b"".join(told.records for told in answer.logprobs if told.start < num_prompt)
         plan = batch_plan(0, len(output), len(output) - 1)
-    return output
+    return Undisturbed(output, records, prompt_records)
 
 
 def _work_columns(work: Work) -> dict[str, bytes]:
@@ -64,6 +80,10 @@ class Stream:
     cancelled: bool = False
     blamed: bool = False
     accepted: bool = False
+    prompt_records: bytes = b""
+    """Logprobs of the prompt so far."""
+    cached_tokens: int = 0
+    """As told in this session of the scheduler's."""
 
     @property
     def num_prompt(self) -> int:
@@ -74,10 +94,14 @@ class Stream:
         limit = min(self.num_prompt + self.submit.max_tokens, self.facts.context_len)
         return min(limit, self.pool_slots or limit) - self.num_prompt
 
+    def undisturbed(self) -> Undisturbed:
+        """What an undisturbed run brings, but for stops."""
+        vocab_size, context_len = self.facts.vocab_size, self.facts.context_len
+        return undisturbed(self.submit.prompt, self.submit.sampling, self.most_tokens, vocab_size, context_len)
+
     def expected(self) -> tuple[list[int], str]:
         """All output tokens and the finish reason of an undisturbed run."""
-        vocab_size, context_len = self.facts.vocab_size, self.facts.context_len
-        output = undisturbed(self.submit.prompt, self.submit.sampling, self.most_tokens, vocab_size, context_len)
+        output = self.undisturbed().output
         stops = set(tokens.unpack(self.submit.stop_token_ids))
         if not self.submit.ignore_eos:
             stops |= set(self.facts.eos_token_ids)
@@ -90,11 +114,18 @@ class Stream:
         """R2, R3 and transparency: what comes is what an undisturbed run brings next, and nothing after the end."""
         assert not self.end, "R2: something follows the terminal message"
         assert self.accepted, "a delta before Accepted"
+        self._receive_logprobs(delta)
         self.tokens += tokens.unpack(delta.token_ids)
         output, reason = self.expected()
         assert self.tokens == output[: len(self.tokens)], f"R3: {self.tokens} is no beginning of {output}"
+        if delta.usage is not None:
+            assert 0 <= delta.usage.cached_tokens <= self.num_prompt
+            if delta.finish is None:
+                assert delta.usage.cached_tokens > 0, "a delta tells of nothing in the cache"
+                assert not self.cached_tokens, "a delta tells of the cache again"
+            self.cached_tokens = delta.usage.cached_tokens
         if delta.finish is None:
-            assert delta.token_ids, "an empty delta"
+            assert delta.token_ids or (delta.logprobs is not None and delta.logprobs.prompt), "an empty delta"
             assert len(self.tokens) < len(output), "a stream goes on after its end"
             return
         self.end, self.error = delta.finish, delta.error
@@ -109,3 +140,21 @@ class Stream:
             assert self.cancelled
         else:
             assert delta.error
+
+    def _receive_logprobs(self, delta: Delta) -> None:
+        """Every token's record comes with it, every prompt token's before the first token, all as undisturbed."""
+        sampling = self.submit.sampling
+        told = delta.logprobs or Logprobs()
+        if sampling.num_logprobs < 0:
+            assert told == Logprobs()
+            return
+        expected, count = self.undisturbed(), tokens.count(delta.token_ids)
+        first = len(self.tokens)
+        assert told.output == b"".join(expected.records[first : first + count]), "logprobs of the output"
+        if told.prompt:
+            place = (told.prompt_start - 1) * record_bytes(sampling.num_logprobs)
+            assert 0 <= place <= len(self.prompt_records), "logprobs of the prompt have a gap"
+            self.prompt_records += told.prompt[len(self.prompt_records) - place :]
+            assert expected.prompt.startswith(self.prompt_records)
+        if sampling.prompt_logprobs and delta.token_ids:
+            assert self.prompt_records == expected.prompt, "a token came before logprobs of the prompt"

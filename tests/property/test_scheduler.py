@@ -28,6 +28,15 @@ pools = st.tuples(st.integers(6, 12), st.integers(1, 4))
 tight = st.tuples(st.integers(1, 4), st.sampled_from([1, 2, 3, 5, 8, 16]))
 
 
+ASKS = [
+    {"num_logprobs": 0},
+    {"num_logprobs": 2, "frequency_penalty": 0.4},
+    {"num_logprobs": 1, "prompt_logprobs": True},
+    {"repetition_penalty": 1.5},
+]
+"""What some requests ask for besides tokens."""
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """Everything that can happen to a scheduler, in any order."""
 
@@ -40,14 +49,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         pool=pools,
         same_pools=st.booleans(),
         lanes=tight,
+        prefix_cache=st.sampled_from([True, True, False]),
     )
-    def begin(self, max_inflight, max_step_tokens, step_time_budget_ms, pool, same_pools, lanes):
+    def begin(self, max_inflight, max_step_tokens, step_time_budget_ms, pool, same_pools, lanes, prefix_cache):
         core_settings = Settings(
             max_inflight=max_inflight,
             max_step_tokens=max_step_tokens,
             step_time_budget_ms=step_time_budget_ms,
             recovery_timeout_ms=500,
             step_timeout_ms=200,
+            prefix_cache=prefix_cache,
         )
         self.pool = pool
         self.same_pools = same_pools
@@ -76,10 +87,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         stop_token_ids=st.sampled_from([b"", b"", tokens.pack([0])]),
         ignore_eos=st.booleans(),
         min_tokens=st.sampled_from([0, 0, 2]),
+        asks=st.sampled_from([{}, {}, {}, *ASKS]),
         priority=st.sampled_from([0, 0, 1, -1]),
+        tenant=st.sampled_from(["", "", "", "other"]),
+        salt=st.sampled_from(["", "", "", "salt"]),
     )
-    def submit(self, gateway, prompt, max_tokens, **fields):
-        self.world.submit(self._gateway(gateway), prompt, max_tokens, **fields)
+    def submit(self, gateway, prompt, max_tokens, asks, **fields):
+        self.world.submit(self._gateway(gateway), prompt, max_tokens, **asks, **fields)
 
     @rule(gateway=index, which=index)
     def submit_again(self, gateway, which):

@@ -55,7 +55,8 @@ class Bench:
         return True
 
     def get(self, ids: list[int], finish: Any = None, **fields: Any) -> None:
-        usage = Usage(1, 1, fields.pop("cached", 0)) if finish else None
+        cached = fields.pop("cached", 0)
+        usage = Usage(1, 1, cached) if finish or cached else None
         self.streams.tokens(Tokens([Delta("r-0", tokens.pack(ids), finish, usage, **fields)]))
 
     @property
@@ -67,10 +68,10 @@ class Bench:
 def test_text_does_not_depend_on_how_tokens_are_grouped(text: str, cuts: list[int]) -> None:
     bench = Bench(stops=("never there",))
     ids = [*text.encode()]
-    for size in cuts:
-        bench.get(ids[:size])
+    for cut, size in enumerate(cuts):
+        bench.get(ids[:size], cached=0 if cut else 3)
         del ids[:size]
-    bench.get(ids, "length", cached=3)
+    bench.get(ids, "length", cached=0 if cuts and text else 3)
     assert bench.text == text
     assert bench.sink.updates[-1].finish == "length"
     assert bench.choice.num_tokens == len(text.encode())
@@ -136,3 +137,19 @@ def test_updates_of_a_slow_client_are_put_together() -> None:
     updates = [Update(1, "a", [1], 1, None), Update(0, "x", [2], 1, None), Update(1, "b", [3], 2, "stop")]
     assert merged(updates) == [Update(1, "ab", [1, 3], 2, "stop"), Update(0, "x", [2], 1, None)]
     assert join(updates[:1]) == updates[0]
+
+
+def test_cached_tokens_are_known_when_a_stop_string_ends_it() -> None:
+    bench = Bench(stops=("lo",))
+    bench.get([*b"hel"], cached=16)
+    bench.get([*b"lo wor"])
+    assert bench.text == "hel"
+    assert bench.choice.num_cached == 16
+
+
+def test_what_a_later_scheduler_finds_in_its_cache_does_not_count() -> None:
+    bench = Bench()
+    bench.get([*b"hel"])
+    bench.get([*b"lo"], cached=16)
+    bench.get([], "length", cached=16)
+    assert bench.choice.num_cached == 0

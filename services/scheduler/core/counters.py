@@ -15,6 +15,10 @@ class Counters:
     ended: dict[str, int] = field(default_factory=dict)
     """By finish reason; ``abandoned`` for those whose gateway left."""
     admitted: int = 0
+    prefix_queries: int = 0
+    """Prompt tokens looked for in a prefix cache, at each request's first admission."""
+    prefix_hits: int = 0
+    """Those of them that were found."""
     preempted: int = 0
     lost: int = 0
     """Requests that went back to the queue because their executor was lost."""

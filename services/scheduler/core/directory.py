@@ -39,8 +39,8 @@ class Directory:
 
     def withdraw(self, block_size: int, chain: int, executor_id: str) -> None:
         """It does not any more; what another one has published since stays."""
-        owners = self._owners[block_size]
-        if owners.get(chain) == executor_id:
+        owners = self._owners.get(block_size)
+        if owners is not None and owners.get(chain) == executor_id:
             del owners[chain]
             if not owners:
                 del self._owners[block_size]

@@ -209,6 +209,11 @@ class Ledger:
             executor.suspects[lane.number] = lane
         self.num_running += 1
         self.counters.admitted += 1
+        if request.cached < 0:
+            request.cached = min(lane.cached, request.num_prompt)
+            request.untold = request.cached > 0
+            self.counters.prefix_queries += request.num_prompt
+            self.counters.prefix_hits += request.cached
         request.move(Verb.ADMIT, self.now_ms, f"on {executor.id}, lane {lane.number}, seq {lane.seq}")
         return lane
 

@@ -107,6 +107,7 @@ class Request:
         "story",
         "submit",
         "tokens",
+        "untold",
         "waits_since_ms",
     )
 
@@ -134,6 +135,8 @@ class Request:
         """What it found in prefix caches while it waits; None before it was looked for and while it runs."""
         self.cached = -1
         """Prompt tokens that its first admission found in a prefix cache; -1 before."""
+        self.untold = False
+        """Its gateway is still to be told of them, with its next tokens."""
         self.waits_since_ms = 0
         """When it came into the queue, the last time."""
         self.story: deque[Entry] = deque(maxlen=STORY_LENGTH)

@@ -140,10 +140,12 @@ def _deliver(
                 gateway = request.gateway
                 deltas = ledger.outbox.deltas(gateway)
             token_ids = column[offset : offset + ITEM]
-            if logprobs is None:
+            if logprobs is None and not request.untold:
                 deltas.append(Delta(request.submit.request_id, token_ids))
             else:
-                deltas.append(Delta(request.submit.request_id, token_ids, logprobs=logprobs))
+                usage = request.usage() if request.untold else None
+                request.untold = False
+                deltas.append(Delta(request.submit.request_id, token_ids, usage=usage, logprobs=logprobs))
 
 
 def fail_step(step: Step, executor: Executor, failed: BatchFailed, ledger: Ledger) -> None:
