@@ -41,9 +41,13 @@ wheels: $(VENV)/installed ## Fill wheels/ for the images with this machine's pip
 test-compose: setup ## Run the real containers on a real Docker engine
 	tests/compose/run
 
-gpu-check: $(VENV)/installed ## Run what needs a CUDA device
+gpu-check: $(VENV)/installed ## Check kernels and system on a CUDA device
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
-	    then $(BIN)/python -m pytest -m cuda $(ARGS); \
+	    then failed=0; \
+	    $(BIN)/python -m tools.gpu_check || failed=1; \
+	    $(BIN)/python -m pytest tests/kernels -k 'triton or gpu' $(ARGS) || failed=1; \
+	    $(BIN)/python -m pytest -m cuda $(ARGS) || failed=1; \
+	    exit $$failed; \
 	    else echo "skipped: no CUDA device"; fi
 
 soak: setup ## Run the full sizes of the long tests (hours)

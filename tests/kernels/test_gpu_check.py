@@ -1,0 +1,86 @@
+"""What ``make gpu-check`` does on a device, in miniature: it passes good kernels and tells on bad ones."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.fakes.triton_device import DEVICE
+
+from services.executor.kernels.interface import Linear  # isort: skip
+from services.executor.kernels.triton.kernels import TritonKernels  # isort: skip
+from tools.gpu_check import __main__ as program  # isort: skip
+from tools.gpu_check import correctness, invariance, speed  # isort: skip
+from tools.gpu_check.worlds import Shape  # isort: skip
+
+SHAPE = Shape("tiny", 32, 24, 3, 1, 16, 40)
+
+
+class BadKernels(TritonKernels):
+    """Wrong in one place, and different for single rows in another."""
+
+    def silu_mul(self, gate_up_TC: Tensor) -> Tensor:
+        return super().silu_mul(gate_up_TC) * 1.1
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        product = super().linear(weight, bias)
+        return lambda x: product(x) if len(x) > 1 else product(x) * 1.01
+
+
+@pytest.fixture(autouse=True)
+def _inference() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+@pytest.mark.parametrize(("kernels", "wrong"), [(TritonKernels, []), (BadKernels, ["SiLU"])])
+def test_correctness_finds_what_is_wrong(kernels: Callable[..., TritonKernels], wrong: list[str]) -> None:
+    found = list(correctness.check(kernels(DEVICE), SHAPE, torch.float32, [(1, 1), (270, 1), (20, 3)]))
+    assert [finding.what for finding in found if not finding.fine] == wrong
+    assert len(found) == 15
+
+
+def test_nan_is_never_fine() -> None:
+    assert not correctness.Finding("", float("nan"), 1.0).fine
+
+
+@pytest.mark.parametrize("kernels", [TritonKernels, BadKernels])
+def test_invariance_counts_rows_that_move(kernels: Callable[..., TritonKernels]) -> None:
+    found = list(invariance.check(kernels(DEVICE), SHAPE, torch.float16, 24, 40))
+    moved = [check.what.split()[0] for check in found if check.moved]
+    assert moved == (["product"] * 5 if kernels is BadKernels else [])
+    assert len(found) == 10
+
+
+def test_captured_steps_are_compared_with_plain_ones() -> None:
+    model = invariance.random_model(TritonKernels(DEVICE), SHAPE, torch.float32, 1, 3, 20)
+    model.graphs.capture()
+    assert invariance.check_captured(model, 3, 20)[1:] == (6, 0)
+
+
+def test_speeds_are_told_as_shares() -> None:
+    kernels, counts = TritonKernels(DEVICE), (2,)
+
+    def timer(run: Callable[[], object]) -> float:
+        run()
+        return 0.5
+
+    limits = speed.limits(torch.float32, DEVICE, timer, size=8)
+    assert limits == (2 * 16 * 64 * 4 / 0.5, 2 * 8**3 / 0.5)
+    ours, library = next(speed.products(kernels, SHAPE, torch.float32, timer, counts))
+    assert ours[1:] == library[1:] == (0.5, 4 * (80 * 32 + 2 * 32 + 2 * 80), 2 * 2 * 80 * 32)
+    assert ours.shares(speed.Limits(ours.bytes_moved * 4, ours.flops * 8)) == (0.5, 0.25)
+    (attention,) = speed.attention(kernels, SHAPE, torch.float32, timer, [(2, 10, 3)])
+    assert attention.flops == 4 * 3 * 16 * 2 * (8 + 9 + 10)
+    assert len(list(speed.elementwise(kernels, SHAPE, torch.float32, timer, counts))) == 3
+    model = invariance.random_model(kernels, SHAPE, torch.float32, 1, 2, 20)
+    model.graphs.capture()
+    assert speed.decode_steps(model, timer, 2, 7) == (0.5, 0.5)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_device_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["gpu_check"])
+    assert program.main() == 0
+    assert capsys.readouterr().out == "skipped: no CUDA device\n"
