@@ -153,6 +153,13 @@ class BatchFailed(Struct, frozen=True, array_like=True, tag="batch_failed"):
     fatal: bool = False
 
 
+class Draining(Struct, frozen=True, array_like=True, tag="draining"):
+    """executor -> scheduler: asks to leave. Answered with ``Drain``, and with ``Shutdown`` once it holds nothing."""
+
+    within_ms: Annotated[int, Meta(ge=0, lt=2**31)]
+    """How long its requests may take to end; what then still runs goes on elsewhere."""
+
+
 class Drain(Struct, frozen=True, array_like=True, tag="drain"):
     """scheduler -> executor: no new admits will come; after the last retire the scheduler sends ``Shutdown``."""
 
@@ -163,7 +170,7 @@ class Shutdown(Struct, frozen=True, array_like=True, tag="shutdown"):
     reason: str = ""
 
 
-ToScheduler = ExecutorHello | BatchResult | BatchFailed | Heartbeat | Goodbye
+ToScheduler = ExecutorHello | BatchResult | BatchFailed | Draining | Heartbeat | Goodbye
 ToExecutor = ExecutorWelcome | Refused | Rehello | BatchPlan | Drain | Shutdown | Heartbeat
 
 

@@ -52,6 +52,8 @@ class Submit(Struct, frozen=True, array_like=True, tag="submit"):
     """W3C traceparent, or empty."""
     resubmitted: bool = False
     """It was accepted in an earlier session (with or without output since): no queue limit refuses it."""
+    group: str = ""
+    """Name shared by the choices of one prompt, unique among the gateway's; the prompt is computed once for all."""
 
 
 class Cancel(Struct, frozen=True, array_like=True, tag="cancel"):
