@@ -35,12 +35,11 @@ Temperature = Annotated[float, option("temperature", "Sampling temperature; 0 is
 RequestTimeout = Annotated[float, option("timeout", "Seconds after which a request counts as failed.", min=0.1)]
 TtftLimit = Annotated[float | None, option("ttft-limit-ms", "Goodput: longest time to the first text.", min=0)]
 TpotLimit = Annotated[float | None, option("tpot-limit-ms", "Goodput: longest mean gap between tokens.", min=0)]
+Running = Annotated[str, option("running", "Running requests, several numbers with commas between them.")]
+Queue = Annotated[int, option("queue", "Requests that wait meanwhile.", min=0)]
+CachedBlocks = Annotated[int, option("cached-blocks", "Blocks in the prefix cache meanwhile.", min=0)]
+Ticks = Annotated[int, option("ticks", "Ticks to measure, each.", min=10)]
 JsonFile = Annotated[str, option("json", "File for the figures as JSON.")]
-
-
-@app.callback()
-def _bench() -> None:
-    """Keeps ``bench`` a group while it has one command."""
 
 
 @app.command("serve")
@@ -88,6 +87,22 @@ def serve(
         json_file=json,
     )
     raise typer.Exit(run(options))
+
+
+@app.command("scheduler")
+def scheduler(
+    running: Running = "64,256,1024,4096",
+    queue: Queue = 10_000,
+    cached_blocks: CachedBlocks = 100_000,
+    ticks: Ticks = 300,
+    json: JsonFile = "",
+) -> None:
+    """Measure what one tick costs the scheduler, by the number of running requests."""
+    from tools.bench.scheduler import run
+
+    if not all(part.isdecimal() and int(part) for part in running.split(",")):
+        raise typer.BadParameter(f"{running!r} is not whole numbers with commas between them", param_hint="--running")
+    raise typer.Exit(run([int(part) for part in running.split(",")], queue, cached_blocks, ticks, json))
 
 
 def lengths(text: str, name: str) -> "Lengths":

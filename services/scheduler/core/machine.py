@@ -47,6 +47,10 @@ class Scheduler:
         self._directory = Directory() if settings.prefix_cache else None
         self._announced = self._availability()
         self._fleet_changed = False
+        self._roomy: dict[str, Executor] = {}
+        """Executors with room for a step in flight: when work comes for anyone, only they need be asked."""
+        self._working: dict[str, Executor] = {}
+        """Executors with steps in flight, in order of how long the oldest of each has been running."""
         self._wake_ms: int | None = None
         """When all executors are asked again (``Policy.wake_ms``)."""
 
@@ -82,7 +86,7 @@ class Scheduler:
         if self._fleet_changed:
             self._announce()
         if ledger.queue.version != queue_version:
-            touched = list(self.executors.values())
+            touched = list(self._roomy.values())
         if self._wake_ms is not None and self._wake_ms <= ledger.now_ms:
             touched = self._wake()
         self._plan(touched)
@@ -91,11 +95,10 @@ class Scheduler:
 
     def next_deadline_ms(self) -> int | None:
         """When ``TimePassed`` is due at the latest; None when nothing waits for time to pass."""
-        deadlines = [
-            executor.inflight[0].since_ms + self.settings.step_timeout_ms
-            for executor in self.executors.values()
-            if executor.inflight
-        ]
+        deadlines: list[int] = []
+        for executor in self._working.values():
+            deadlines.append(executor.inflight[0].since_ms + self.settings.step_timeout_ms)
+            break
         if self.ledger.stranded:
             deadlines.append(min(self.ledger.stranded.values()) + self.settings.recovery_timeout_ms)
         if self._wake_ms is not None:
@@ -135,14 +138,32 @@ class Scheduler:
         while asked := [executor for executor in touched if self._may_plan(executor)]:
             version = self.ledger.queue.version
             for executor in placement.order(asked):
+                if not self._may_plan(executor):
+                    continue  # those before it have taken all that waited
                 plan = self._planner.plan(executor, len(asked))
                 if plan is not None:
                     self.ledger.outbox.put(ToExecutor(executor.id, plan))
+                    self._sent(executor)
                 else:
                     executor.touched = False
                     executor.seen_version = self.ledger.queue.version
             if self.ledger.queue.version != version:
-                touched = list(self.executors.values())
+                touched = list(self._roomy.values())
+
+    def _sent(self, executor: Executor) -> None:
+        """A step of it has just gone out: there may be work for another."""
+        executor.touched = True
+        if len(executor.inflight) == 1:
+            self._working[executor.id] = executor
+        if len(executor.inflight) >= self.settings.max_inflight:
+            self._roomy.pop(executor.id, None)
+
+    def _answered(self, executor: Executor) -> None:
+        """A step of it has just come back; the next one in flight has begun."""
+        self._roomy[executor.id] = executor
+        self._working.pop(executor.id, None)
+        if executor.inflight:
+            self._working[executor.id] = executor
 
     def _wake(self) -> list[Executor]:
         """Have everyone asked, whether or not something happened there."""
@@ -159,7 +180,8 @@ class Scheduler:
     def _may_plan(self, executor: Executor) -> bool:
         if len(executor.inflight) >= self.settings.max_inflight:
             return False
-        return executor.touched or executor.seen_version != self.ledger.queue.version
+        queue = self.ledger.queue
+        return executor.touched or (len(queue) > 0 and executor.seen_version != queue.version)
 
     def _step_done(self, event: StepDone) -> list[Executor]:
         executor = self._answering(event.executor, event.result.epoch)
@@ -168,6 +190,7 @@ class Scheduler:
         try:
             step = results.take_step(executor, event.result.step, self.ledger)
             if step is not None:
+                self._answered(executor)
                 results.confirm(executor, step, event.result, self.ledger)
         except results.ProtocolViolation as violation:
             return self._violated(executor, str(violation))
@@ -182,6 +205,7 @@ class Scheduler:
             step = results.take_step(executor, failed.step, self.ledger)
             if step is None:
                 return [executor]
+            self._answered(executor)
             if not failed.fatal and failed.kind != "bad_plan":
                 results.fail_step(step, executor, failed, self.ledger)
                 return [executor]
@@ -210,6 +234,8 @@ class Scheduler:
 
     def _lose(self, executor: Executor, why: str, culprits_known: bool = False) -> None:
         del self.executors[executor.id]
+        self._roomy.pop(executor.id, None)
+        self._working.pop(executor.id, None)
         if executor.pool.prefixes is not None:
             executor.pool.prefixes.forget_all()
         self._fleet_changed = True
@@ -253,7 +279,7 @@ class Scheduler:
         self.counters.executors_joined += 1
         self.ledger.facts = event.hello.facts
         executor = Executor(event.executor, event.hello, self.settings.max_step_tokens, self._directory)
-        self.executors[event.executor] = executor
+        self.executors[event.executor] = self._roomy[event.executor] = executor
         self.ledger.outbox.put(ToExecutor(event.executor, ExecutorWelcome(self.epoch)))
         self._fleet_changed = True
         self.ledger.executor_joined()
