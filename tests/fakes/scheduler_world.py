@@ -305,6 +305,9 @@ class World:
         """Invariants of the scheduler, and that no executor idles while a request waits that it could take."""
         invariants.check(self.scheduler)
         ledger = self.scheduler.ledger
+        for request in ledger.siblings.held():
+            live = ledger.requests[request.gateway].values()
+            assert any(other.leads and other.submit.group == request.submit.group for other in live), "nobody leads"
         for executor_id, core in self.scheduler.executors.items():
             if not core.inflight:
                 self._check_mirror(self.executors[executor_id])
@@ -379,6 +382,8 @@ def _findable(core: Executor, request: Request) -> list[int]:
     """What it finds when it looks for the first time: blocks of equal tokens from the start, and a token is left."""
     prefixes, size = core.pool.prefixes, core.limits.block_size
     blocks: list[int] = []
+    if request.submit.sampling.prompt_logprobs and not request.num_output:
+        return []
     before: int | tuple[str, str] = (request.submit.tenant, request.submit.salt)
     for start in range(0, len(request.tokens) - size, size):
         block = prefixes.find((before, tokens.pack(request.tokens[start : start + size]))) if prefixes else None
