@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import uvicorn
 import uvloop
 
 from services.gateway.app import create_app
+from services.gateway.connection import Connection
 from services.gateway.gateway import Gateway, load_tokenizer
 from services.gateway.options import GatewayOptions
 from services.gateway.text.tokenizer import Tokenizer
@@ -38,6 +40,7 @@ def run(options: GatewayOptions) -> int:
     """Serve until told to stop; returns the exit code."""
     log.setup(options.name, options.log_level)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    _allow_many_connections()
     try:
         tokenizer = load_tokenizer(options)
     except Exception as error:  # tokenizers raises bare Exception for a file it cannot read
@@ -49,6 +52,13 @@ def run(options: GatewayOptions) -> int:
         _log.error("cannot listen on %s:%d: %s", options.host, options.port, error.strerror or error)
         return MISCONFIGURED
     return uvloop.run(serve(options, tokenizer, listener))
+
+
+def _allow_many_connections() -> None:
+    """Each stream is a descriptor, and the soft limit is 1,024 on most systems: for programs that still use select."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # some systems name a limit that they do not allow
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def listening_socket(options: GatewayOptions) -> socket.socket:
@@ -122,7 +132,7 @@ def http_server(gateway: Gateway) -> Server:
     """uvicorn as we want it: quiet, on the running loop, h1 only."""
     config = uvicorn.Config(
         create_app(gateway),
-        http="httptools",
+        http=Connection,
         ws="none",
         lifespan="off",
         log_config=None,
