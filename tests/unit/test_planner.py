@@ -2,8 +2,8 @@
 
 import pytest
 
-from services.scheduler.core.admission import MAX_OVERTAKES
 from services.scheduler.core.limits import Settings
+from services.scheduler.core.waiting import MAX_OVERTAKES
 from shared.wire.executor import BatchPlan, work_of
 from shared.wire.facts import ExecutorLimits, ModelFacts
 from tests.fakes.scheduler_world import World

@@ -1,23 +1,21 @@
-"""Who may come in: the order of waiting requests, what never fits, and what fits now.
+"""Who may come in: what never fits, and what fits now.
 
 Called by ``ledger`` and ``planner``.
 "Never" is told apart from "not now" once and for all when the pools are known (``judge``); a request that does not fit
 now lets a bounded number of others pass, then holds the door until it fits.
 """
 
-from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from services.scheduler.core.lanes import Executor
-from services.scheduler.core.request import Rank, Request
+from services.scheduler.core.request import Request
+from services.scheduler.core.waiting import MAX_OVERTAKES, WaitingQueue
 from shared.wire.facts import ModelFacts
 from shared.wire.gateway import RejectCode
 
 LOOKAHEAD = 32
 """Waiting requests one plan looks at: the cost of a tick does not grow with the queue."""
-MAX_OVERTAKES = 64
-"""Requests that may pass one that does not fit now."""
 
 
 class Refusal(NamedTuple):
@@ -25,42 +23,6 @@ class Refusal(NamedTuple):
 
     code: RejectCode
     detail: str
-
-
-class WaitingQueue:
-    """Waiting requests in the order of their ranks."""
-
-    def __init__(self) -> None:
-        self._entries: list[tuple[Rank, Request]] = []
-        self.version = 0
-        """Grows whenever an executor that found nothing to do might now find something."""
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def push(self, request: Request) -> None:
-        """Add a request at its place."""
-        insort(self._entries, (request.rank, request), key=_rank_of)
-        self.version += 1
-
-    def discard(self, request: Request) -> None:
-        """Take a request out, if it is in."""
-        index = bisect_left(self._entries, request.rank, key=_rank_of)
-        if index < len(self._entries) and self._entries[index][1] is request:
-            del self._entries[index]
-            self.version += 1
-
-    def head(self, count: int) -> list[Request]:
-        """The first ``count`` requests."""
-        return [request for _, request in self._entries[:count]]
-
-    def all(self) -> list[Request]:
-        """Every request in order; a copy."""
-        return self.head(len(self._entries))
-
-
-def _rank_of(entry: tuple[Rank, Request]) -> Rank:
-    return entry[0]
 
 
 def judge(request: Request, facts: ModelFacts, executors: Iterable[Executor]) -> Refusal | None:

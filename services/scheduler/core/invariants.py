@@ -8,6 +8,7 @@ from services.scheduler.core.lanes import Executor, Lane
 from services.scheduler.core.machine import Scheduler
 from services.scheduler.core.prefix import Prefixes
 from services.scheduler.core.request import Request, Status
+from services.scheduler.core.waiting import WaitingQueue
 from shared.wire import tokens
 
 
@@ -128,11 +129,26 @@ def _check_steps(executor: Executor, max_inflight: int) -> None:
         _require(lane.promised == promised.get(lane, 0), f"{lane.promised} tokens are promised", lane.request)
 
 
+def _check_queue(queue: WaitingQueue) -> None:
+    """Each priority's requests are in order and counted, and looking ahead finds every one once."""
+    queued = queue.all()
+    _require(len(queue) == len(queued), "waiting requests are miscounted")
+    _require(queue.num_tokens == sum(len(request.tokens) for request in queued), "waiting tokens are miscounted")
+    head = queue.head(len(queued))
+    _require(len(head) == len(queued) and set(head) == set(queued), "looking ahead does not find every request once")
+    for priority, fair in queue.queues().items():
+        _require(fair.num_waiting == len(fair.all()), f"waiting requests of priority {priority} are miscounted")
+        for requests, fresh in [(fair.back, 0), *((account.requests, 1) for account in fair.accounts.values())]:
+            ranks = [request.rank for request in requests]
+            _require(ranks == sorted(ranks), "the queue is out of order")
+            _require(all((rank.priority, rank.fresh) == (priority, fresh) for rank in ranks), "a request is misplaced")
+
+
 def _check_requests(scheduler: Scheduler) -> None:
     """Every live request is in exactly one place, and nothing else is anywhere."""
     ledger = scheduler.ledger
     queued = ledger.queue.all()
-    _require([request.rank for request in queued] == sorted(r.rank for r in queued), "the queue is out of order")
+    _check_queue(ledger.queue)
     running = [lane.request for executor in scheduler.executors.values() for lane in executor.lanes.values()]
     places = [*queued, *ledger.stranded, *running]
     live = [request for requests in ledger.requests.values() for request in requests.values()]

@@ -5,13 +5,14 @@ Called by ``machine``, ``planner`` and ``results``. A request is in exactly one 
 """
 
 from services.scheduler.core.actions import ToGateway
-from services.scheduler.core.admission import Refusal, WaitingQueue, fits_ever, judge
+from services.scheduler.core.admission import Refusal, fits_ever, judge
 from services.scheduler.core.counters import Counters, count
 from services.scheduler.core.lanes import Executor, Lane
 from services.scheduler.core.limits import Settings
 from services.scheduler.core.outbox import Outbox
 from services.scheduler.core.policies import choose
 from services.scheduler.core.request import Request, Status, Verb
+from services.scheduler.core.waiting import WaitingQueue
 from shared.wire.facts import ModelFacts
 from shared.wire.gateway import Accepted, Delta, FinishReason, Rejected, Submit
 from shared.wire.logprobs import Logprobs
@@ -37,11 +38,10 @@ class Ledger:
         self.counters = Counters()
         self.requests: dict[str, dict[str, Request]] = {}
         """Live requests by gateway and id."""
-        self.queue = WaitingQueue()
+        self.queue = WaitingQueue(settings)
         self.stranded: dict[Request, int] = {}
         """Requests no connected executor could hold, and since when."""
         self.num_running = 0
-        self._next_ticket = 0
 
     @property
     def num_waiting(self) -> int:
@@ -57,11 +57,10 @@ class Ledger:
             count(self.counters.stale, "duplicate_submit")
             return
         try:
-            request = Request(gateway, submit, self._next_ticket)
+            request = Request(gateway, submit, self.queue.ticket())
         except ValueError as error:
             self._reject(gateway, submit.request_id, Refusal("invalid", str(error)))
             return
-        self._next_ticket += 1
         refusal = self._refusal(request)
         if refusal is not None:
             request.move(Verb.REJECT, self.now_ms, refusal.code)
@@ -102,6 +101,7 @@ class Ledger:
         self.counters.accepted += 1
         self.counters.prompt_tokens += request.num_prompt
         self.requests[request.gateway][request.submit.request_id] = request
+        self.queue.open(request)
         request.move(Verb.ACCEPT, self.now_ms, f"rank {tuple(request.rank)}")
         self.outbox.put(ToGateway(request.gateway, Accepted(request.submit.request_id)))
         self._wait(request)
@@ -113,7 +113,6 @@ class Ledger:
         elif request.limit and len(request.tokens) >= request.limit:
             self.finish(request, "length")
         elif request.limit and any(fits_ever(request, executor) for executor in self.executors.values()):
-            request.waits_since_ms = self.now_ms
             self.queue.push(request)
         else:
             self.stranded[request] = self.now_ms
@@ -183,6 +182,7 @@ class Ledger:
         self._take(request)
         request.move(verb, self.now_ms, detail or reason)
         count(self.counters.ended, reason)
+        self.queue.close(request)
         del self.requests[request.gateway][request.submit.request_id]
         if delta is not None:
             self.outbox.deltas(request.gateway).append(delta)
@@ -202,7 +202,7 @@ class Ledger:
 
     def admit(self, request: Request, executor: Executor) -> Lane:
         """Give a waiting request a lane."""
-        self.queue.discard(request)
+        self.queue.admit(request)
         lane = executor.open_lane(request)
         request.lane = lane
         if request.failures >= SUSPECT_FAILURES:
@@ -214,7 +214,8 @@ class Ledger:
             request.untold = request.cached > 0
             self.counters.prefix_queries += request.num_prompt
             self.counters.prefix_hits += request.cached
-        request.move(Verb.ADMIT, self.now_ms, f"on {executor.id}, lane {lane.number}, seq {lane.seq}")
+        where = f"on {executor.id}, lane {lane.number}, seq {lane.seq}"
+        request.move(Verb.ADMIT, self.now_ms, f"{where}, rank {tuple(request.rank)}")
         return lane
 
     def preempt(self, lane: Lane, why: str) -> None:

@@ -62,7 +62,7 @@ class Scheduler:
     def handle(self, event: Event, now_ms: int) -> list[Action]:
         """Take one event; returns what is to be done, in order. ``now_ms`` is a monotonic clock."""
         ledger = self.ledger
-        ledger.now_ms = max(ledger.now_ms, now_ms)
+        ledger.now_ms = ledger.queue.now_ms = max(ledger.now_ms, now_ms)
         queue_version = ledger.queue.version
         match event:
             case StepDone():

@@ -137,8 +137,8 @@ class Planner:
         return min(executor.suspects.values(), key=_rank, default=None)
 
     def _yield_to_urgent(self, executor: Executor, preempted: list[Request]) -> None:
-        """Preempt less urgent requests when the first one waiting finds no lane or no blocks anywhere."""
-        first = next(iter(self.ledger.queue.head(1)), None)
+        """Preempt less urgent requests when the most urgent one waiting finds no lane or no blocks anywhere."""
+        first = self.ledger.queue.urgent()
         if first is None or not executor.priorities or max(executor.priorities) <= first.rank.priority:
             return
         if not admission.fits_ever(first, executor):
@@ -209,7 +209,8 @@ class Planner:
             Prefill(lane.request.rank, lane.request, lane, lane.scheduled, lane.known - lane.scheduled)
             for lane in turn.prefills
         ]
-        prefills += [_new_prefill(executor, request) for request in new]
+        ranks = self.ledger.queue.ranks(new)
+        prefills += [_new_prefill(executor, request, rank) for request, rank in zip(new, ranks, strict=True)]
         budget_us = self._settings.step_time_budget_ms * 1000
         budget = Budget(executor.cost, step.rows, step.reads, executor.max_rows, budget_us)
         shares = share_out(prefills, budget, executor.limits.block_size)
@@ -287,10 +288,10 @@ def _split(lanes: list[Lane]) -> tuple[list[Lane], list[Lane]]:
     return decodes, prefills
 
 
-def _new_prefill(executor: Executor, request: Request) -> Prefill:
+def _new_prefill(executor: Executor, request: Request, rank: Rank) -> Prefill:
     """What a waiting request would have to compute here."""
     start = len(executor.match(request)) * executor.limits.block_size
-    return Prefill(request.rank, request, None, start, len(request.tokens) - start)
+    return Prefill(rank, request, None, start, len(request.tokens) - start)
 
 
 def _first_needs(executor: Executor, prefills: list[Lane]) -> bool:

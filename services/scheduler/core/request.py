@@ -9,6 +9,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from services.scheduler.core.directory import Namespace
+from services.scheduler.core.fairness import Account
 from services.scheduler.core.prefix import Search
 from shared.wire import tokens
 from shared.wire.gateway import Submit, Usage
@@ -70,14 +71,17 @@ class IllegalTransition(AssertionError):
 
 
 class Rank(NamedTuple):
-    """The one order of requests: who is admitted first, who keeps a share of the budget, who is preempted last."""
+    """The one order of requests that run: who keeps a share of the budget, who is preempted last and comes back first.
+
+    Requests that never ran are ordered by ``waiting``.
+    """
 
     priority: int
-    """Lower first."""
+    """Lower first. One that waited for too long runs at a lower one than it was submitted with."""
     fresh: int
-    """0 for a stream that ran before the scheduler was restarted, 1 for a new one."""
+    """0 once it has run (also before the scheduler was restarted), 1 before."""
     ticket: int
-    """Number of the submit; unique."""
+    """Number of the submit or, once it has run, of the first admission; unique."""
 
 
 class Entry(NamedTuple):
@@ -92,7 +96,9 @@ class Request:
     """All the scheduler knows of one request; lives from its submit to its terminal message."""
 
     __slots__ = (
+        "account",
         "cached",
+        "charged",
         "failures",
         "gateway",
         "lane",
@@ -127,6 +133,10 @@ class Request:
         """Those and the model's end ids; empty until an executor has told them."""
         self.lane: Lane | None = None
         """Where it runs, while it runs."""
+        self.account: Account | None = None
+        """Who pays for it, from when it is accepted."""
+        self.charged = False
+        """Its prompt is paid for."""
         self.failures = 0
         """Failed steps and lost executors in a row that it took part in without gaining a token."""
         self.overtaken = 0

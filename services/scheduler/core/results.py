@@ -130,6 +130,9 @@ def _deliver(
         known.append(token)
         request.failures = 0
         ledger.counters.output_tokens += 1
+        account = request.account
+        if account is not None:
+            account.counter += account.output_cost
         logprobs = told.get(lane.seq) if told else None
         if token in request.stops and request.stops_with(token):
             ledger.finish(request, "stop", column[offset : offset + ITEM], token, logprobs)
