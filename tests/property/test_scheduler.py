@@ -50,15 +50,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         same_pools=st.booleans(),
         lanes=tight,
         prefix_cache=st.sampled_from([True, True, False]),
+        policy=st.sampled_from(["continuous", "continuous", "prefill-first", "static"]),
+        static_batch_size=st.integers(1, 4),
+        ageing_ms=st.sampled_from([1, 100]),
     )
-    def begin(self, max_inflight, max_step_tokens, step_time_budget_ms, pool, same_pools, lanes, prefix_cache):
+    def begin(self, pool, same_pools, lanes, **fields):
         core_settings = Settings(
-            max_inflight=max_inflight,
-            max_step_tokens=max_step_tokens,
-            step_time_budget_ms=step_time_budget_ms,
+            **fields,
             recovery_timeout_ms=500,
             step_timeout_ms=200,
-            prefix_cache=prefix_cache,
+            tenant_weights={"other": 2.0},
         )
         self.pool = pool
         self.same_pools = same_pools
