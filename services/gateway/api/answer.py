@@ -39,6 +39,8 @@ Written = TypeVar("Written")
 MAX_CHOICES_IN_ALL = 2048
 MAX_PROMPT_LOGPROBS = 1_000_000
 """Numbers that one request may ask for of its prompts: they are all held until they are sent."""
+MAX_TOLD_ON_LOOP = 256
+"""Tokens whose logprobs are written where other streams wait for it."""
 
 
 class Answer(ABC):
@@ -77,7 +79,8 @@ class Answer(ABC):
     def _choice(self, index: int, facts: ModelFacts) -> Choice:
         settings = self._settings
         prompt = self._prompts[index // settings.n]
-        submit = settings.submit(f"{self._id}-{index}", prompt, index % settings.n, facts)
+        group = f"{self._id}-{index // settings.n}" if settings.n > 1 else ""
+        submit = settings.submit(f"{self._id}-{index}", prompt, index % settings.n, facts, group)
         text = detokenizer(self._gateway.tokenizer, prompt, skip_special_tokens=settings.skip_special_tokens)
         echo = self._echoes[index // settings.n] if self._echoes is not None else None
         return Choice(index, text, settings.stops, submit, echo, prompt_only=settings.prompt_only)
@@ -93,7 +96,8 @@ class Answer(ABC):
             if self._settings.stream:
                 await self._stream(send, note.arrived)
             else:
-                response = await self._write(partial(self._whole, await generation.finished()))
+                updates = [join(several) for several in await generation.finished()]
+                response = await self._write(self._whole, updates)
                 self._gateway.metrics.time_to_first_token.observe(perf_counter() - note.arrived)
                 await response(scope, receive, send)
             self._measure(note.arrived)
@@ -142,7 +146,7 @@ class Answer(ABC):
                 async for updates in batches:
                     if not updates:
                         yield KEEP_ALIVE
-                    elif body := await self._write(partial(events.chunks, updates)):
+                    elif body := await self._write(events.chunks, updates):
                         yield body
             error = generation.error
         except ClientGone:
@@ -152,9 +156,11 @@ class Answer(ABC):
             error = internal()
         yield (events.usage_chunk() if error is None else error_event(error.body())) + DONE
 
-    async def _write(self, write: Callable[[], Written]) -> Written:
-        """What may tell of thousands of prompt tokens is written off the loop."""
-        return await self._gateway.in_thread(write) if self._settings.prompt_logprobs else write()
+    async def _write(self, write: Callable[[list[Update]], Written], updates: list[Update]) -> Written:
+        """What tells of thousands of prompt tokens is written off the loop."""
+        if self._settings.prompt_logprobs and sum(len(update.logprobs) for update in updates) > MAX_TOLD_ON_LOOP:
+            return await self._gateway.in_thread(partial(write, updates))
+        return write(updates)
 
     def _logprobs_shape(self) -> LogprobsShape | None:
         if self._settings.num_logprobs < 0:
@@ -179,11 +185,10 @@ class Answer(ABC):
 
     # Whole.
 
-    def _whole(self, updates: list[list[Update]]) -> Response:
+    def _whole(self, updates: list[Update]) -> Response:
         choices = []
         shape = self._logprobs_shape()
-        for index, several in enumerate(updates):
-            update = join(several)
+        for index, update in enumerate(updates):
             logprobs = shape(update.logprobs) if shape is not None else None
             choice = {"index": index, **self.choice(update), "logprobs": logprobs, "finish_reason": update.finish}
             if self._settings.return_token_ids:
