@@ -360,3 +360,28 @@ async def test_two_gateways_before_one_scheduler_with_metrics_ports_of_their_own
         await await_until(lambda: len(scheduler._router.peers()) == 1, 10, "the killed one is noticed")
         processes[1].process.send_signal(signal.SIGTERM)
         assert (await processes[1].ended())[0] == 0
+
+
+async def test_each_key_is_a_tenant_of_its_own_and_no_key_reaches_the_scheduler() -> None:
+    """Tenants share no prefix; ``cache_salt`` divides one tenant's further."""
+    async with world(ScriptedScheduler(), api_keys=("sk-one", "sk-two")) as w:
+        for key, fields in (("sk-one", {}), ("sk-two", {}), ("sk-one", {"cache_salt": "pepper"})):
+            headers = {"Authorization": f"Bearer {key}"}
+            body = {"prompt": "hello", "max_tokens": 1, **fields}
+            assert (await w.http.post("/v1/completions", json=body, headers=headers)).status_code == 200
+        one, two, salted = w.scheduler.submits
+        assert one.tenant == salted.tenant != two.tenant
+        assert "" not in {one.tenant, two.tenant}
+        assert "sk-" not in one.tenant + two.tenant
+        assert (one.salt, two.salt, salted.salt) == ("", "", "pepper")
+
+
+async def test_choices_of_one_prompt_are_a_group() -> None:
+    async with world(ScriptedScheduler()) as w:
+        await w.complete(prompt=["one", "two"], n=2, max_tokens=1)
+        await w.complete(prompt=["one", "two"], max_tokens=1)
+        groups = [submit.group for submit in w.scheduler.submits]
+        assert groups[0] == groups[1] != groups[2] == groups[3]
+        assert "" not in groups[:4]
+        assert groups[4:] == ["", ""]
+        assert w.scheduler.submits[0].tenant == ""

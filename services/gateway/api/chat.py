@@ -6,7 +6,7 @@ from typing import Any
 from starlette.requests import Request
 
 from services.gateway.api.answer import Answer
-from services.gateway.api.endpoint import gateway_of
+from services.gateway.api.endpoint import gateway_of, tenant_of
 from services.gateway.api.errors import invalid
 from services.gateway.api.prompts import messages_of
 from services.gateway.api.schema import ChatRequest, parse
@@ -48,7 +48,7 @@ async def chat(request: Request) -> Answer:
     if continue_final and fields.add_generation_prompt:
         raise invalid("continue_final_message and add_generation_prompt exclude each other", "continue_final_message")
     facts = gateway.facts()
-    settings = settings_of(fields, facts, gateway.new_seed())
+    settings = settings_of(fields, facts, gateway.new_seed(), tenant_of(request))
 
     def encode() -> list[int]:
         return chat_prompt(

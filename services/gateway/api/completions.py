@@ -6,7 +6,7 @@ from typing import Any
 from starlette.requests import Request
 
 from services.gateway.api.answer import Answer
-from services.gateway.api.endpoint import gateway_of
+from services.gateway.api.endpoint import gateway_of, tenant_of
 from services.gateway.api.errors import invalid
 from services.gateway.api.prompts import Prompt, check_token_ids, prompts_of
 from services.gateway.api.schema import CompletionRequest, parse
@@ -48,7 +48,7 @@ async def completions(request: Request) -> Answer:
     gateway.check_model(fields.model)
     given = prompts_of(fields.prompt)
     facts = gateway.facts()
-    settings = settings_of(fields, facts, gateway.new_seed())
+    settings = settings_of(fields, facts, gateway.new_seed(), tenant_of(request))
     for prompt in given:
         if not isinstance(prompt, str):
             check_token_ids(prompt, facts.vocab_size, "prompt")

@@ -28,6 +28,11 @@ def gateway_of(request: Request) -> Gateway:
     return gateway
 
 
+def tenant_of(request: Request) -> str:
+    """Whose request it is: a name that stands for its API key, empty where no keys are asked for (see ``guards``)."""
+    return str(request.scope.get("state", {}).get("tenant", ""))
+
+
 def endpoint(handle: Endpoint) -> Endpoint:
     """Turn what ``handle`` raises into an answer. A fault of ours is logged without its message: it may quote text."""
 

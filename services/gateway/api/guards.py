@@ -10,6 +10,8 @@ from services.gateway.api.errors import ApiError, unavailable
 
 OPEN_PATHS = ("/health", "/ready")
 """Answered without a key, and while draining."""
+TENANT_CHARS = 16
+"""Of a key's hash: enough to tell keys apart, in the scheduler too, which never learns one."""
 MAX_BODY_BYTES = 8 * 1024 * 1024
 MAX_DISCARDED_BYTES = 64 * 1024 * 1024
 """Of a body that is too large: read and dropped, as a client that is still sending would not see the answer."""
@@ -41,14 +43,15 @@ class ApiKeys:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or not."""
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._allowed(scope):
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._allow(scope):
             await self._app(scope, receive, send)
             return
         error = ApiError(401, "a valid API key is needed", code="invalid_api_key")
         error.headers["WWW-Authenticate"] = "Bearer"
         await error.response()(scope, receive, send)
 
-    def _allowed(self, scope: Scope) -> bool:
+    def _allow(self, scope: Scope) -> bool:
+        """Whether it has a key; if so, it is told from other keys' requests from here on."""
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         if len(given) != 1:
             return False
@@ -57,6 +60,7 @@ class ApiKeys:
             return False
         digest = _hash(key.strip())
         matches = [hmac.compare_digest(digest, known) for known in self._hashes]  # all of them, whatever matches
+        scope.setdefault("state", {})["tenant"] = digest.hex()[:TENANT_CHARS]
         return any(matches)
 
 

@@ -47,6 +47,7 @@ class Settings:
     continuous_usage: bool
     priority: int
     deadline_ms: int
+    tenant: str
     salt: str
     repetition_penalty: float
     presence_penalty: float
@@ -68,8 +69,11 @@ class Settings:
         """Whether no output is asked for; one token is computed all the same, and nobody sees it."""
         return self.max_tokens == 0
 
-    def submit(self, request_id: str, prompt: Sequence[int], choice: int, facts: ModelFacts) -> Submit:
-        """The wire message of one choice of one prompt. Raises ApiError (400) for a prompt that leaves no room."""
+    def submit(self, request_id: str, prompt: Sequence[int], choice: int, facts: ModelFacts, group: str = "") -> Submit:
+        """The wire message of one choice of one prompt; ``group`` is shared by all choices of the prompt.
+
+        Raises ApiError (400) for a prompt that leaves no room.
+        """
         room = facts.context_len - len(prompt)
         if room <= 0:
             raise prompt_too_long(len(prompt), facts)
@@ -99,13 +103,15 @@ class Settings:
             stop_token_ids=tokens.pack(self.stop_token_ids),
             ignore_eos=self.ignore_eos,
             priority=self.priority,
+            tenant=self.tenant,
             salt=self.salt,
             deadline_ms=self.deadline_ms,
+            group=group,
         )
 
 
-def settings_of(request: GenerationRequest, facts: ModelFacts, fallback_seed: int) -> Settings:
-    """Normalise a request. ``fallback_seed`` is for one that brings none. Raises ApiError (400)."""
+def settings_of(request: GenerationRequest, facts: ModelFacts, fallback_seed: int, tenant: str = "") -> Settings:
+    """Normalise a request of ``tenant``. ``fallback_seed`` is for one that brings none. Raises ApiError (400)."""
     stop_token_ids = tuple(request.stop_token_ids or ())
     check_token_ids(stop_token_ids, facts.vocab_size, "stop_token_ids")
     temperature = 1.0 if request.temperature is None else request.temperature
@@ -136,6 +142,7 @@ def settings_of(request: GenerationRequest, facts: ModelFacts, fallback_seed: in
         continuous_usage=stream_options is not None and bool(stream_options.continuous_usage_stats),
         priority=request.priority or 0,
         deadline_ms=request.deadline_ms or 0,
+        tenant=tenant,
         salt=request.cache_salt or "",
         repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
         presence_penalty=request.presence_penalty or 0.0,
