@@ -5,7 +5,7 @@ so that a row's token is the same alone and among any others (the order of torch
 Greedy rows that ask for nothing are settled by one maximum over the step's logits and pay for nothing else.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -22,7 +22,24 @@ _NUCLEUS_CANDIDATES = 1024
 """Largest logits looked at before a whole row is sorted for top_p; the result is the same either way."""
 
 
-def sample(logits: Tensor, samples: Sequence[SampleRow]) -> StepOutput:
+Choose = Callable[[Tensor, Sequence[tuple[int, SampleRow]]], list[int]]
+"""From logits [S, V] and those rows that draw to S tokens, the best one where nothing is drawn; below 0 where the
+best logit of a row is not finite."""
+
+
+def on_host(logits: Tensor, drawing: Sequence[tuple[int, SampleRow]]) -> list[int]:
+    """See ``Choose``."""
+    best, best_ids = logits.max(dim=-1)  # a NaN anywhere in a row makes its maximum NaN
+    chosen: list[int] = torch.where(torch.isfinite(best), best_ids, -1).tolist()
+    drawn = [(i, row) for i, row in drawing if chosen[i] >= 0]
+    if drawn:
+        rows = logits[[i for i, _ in drawn]].cpu().numpy()
+        for (i, _), token in zip(drawn, _draw(rows, [row for _, row in drawn]), strict=True):
+            chosen[i] = token
+    return chosen
+
+
+def sample(logits: Tensor, samples: Sequence[SampleRow], choose: Choose = on_host) -> StepOutput:
     """Choose one token for each of ``samples`` from ``logits`` [S, V], float32 and contiguous, which it may overwrite.
 
     A row without a usable maximum (NaN, infinities, everything masked) becomes a failure of that row alone.
@@ -32,19 +49,12 @@ def sample(logits: Tensor, samples: Sequence[SampleRow]) -> StepOutput:
     raw = logits[telling].cpu().numpy() if telling else None  # a copy, from before anything is changed
     if asking:
         penalties.apply(logits, asking)
-    best, best_ids = logits.max(dim=-1)  # a NaN anywhere in a row makes its maximum NaN
-    chosen: list[int] = best_ids.tolist()
-    finite = torch.isfinite(best).tolist()
-    failures = {index: "the logits are not finite" for index, usable in enumerate(finite) if not usable}
-    drawn = [i for i, row in asking if row.sampling.temperature > 0 and finite[i]]
-    if drawn:
-        rows = logits[drawn].cpu().numpy()
-        for index, token in zip(drawn, _draw(rows, [samples[i] for i in drawn]), strict=True):
-            chosen[index] = token
+    chosen = choose(logits, [(i, row) for i, row in asking if row.sampling.temperature > 0])
+    failures = {index: "the logits are not finite" for index, token in enumerate(chosen) if token < 0}
     output = StepOutput(chosen, failures)
     if raw is not None:
         for index, row_logits in zip(telling, raw, strict=True):
-            if finite[index]:
+            if index not in failures:
                 num_logprobs = samples[index].sampling.num_logprobs
                 output.logprobs[index] = logprobs.record(row_logits, chosen[index], num_logprobs)
     return output

@@ -26,7 +26,7 @@ def test_kernels_compile_and_fit(tmp_path: Path, targets: tuple[str, ...]) -> No
     )
     assert done.returncode == 0, done.stderr[-3000:]
     kernels = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(kernels) == 9 * len(targets)
+    assert len(kernels) == 10 * len(targets)
     for name, _, constants, shared, fused in kernels:
         assert shared <= _SHARED_BYTES, (name, constants, shared)
         if (

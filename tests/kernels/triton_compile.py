@@ -12,7 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from services.executor.kernels.triton import attention, elementwise, product, tiles
+from services.executor.kernels.triton import attention, draw, elementwise, product, tiles
 
 _NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
@@ -65,6 +65,9 @@ def compile_all(architecture: int, dtype: torch.dtype) -> None:
     constants = {"COLUMNS": 8192, "PADDED": 8192, "ADD": True}
     types = _types(dtype, "x residual weight out") | {"eps": "fp32"}
     compile_kernel(elementwise.add_rms_norm_kernel, architecture, types, constants, num_warps=16)
+    types = dict.fromkeys(("logits", "bests", "temperatures", "min_ps"), floats) | {"vocab_size": "i32"}
+    types |= {"rows": "*i64", "out": "*i64", "top_ks": ints, "top_ps": "*fp64", "numbers": "*fp64"}
+    compile_kernel(draw.draw_kernel, architecture, types, {"TILE": 2048}, num_warps=8)
     types = _types(dtype, "gate_up out")
     compile_kernel(elementwise.silu_mul_kernel, architecture, types, {"COLUMNS": 1536, "WIDTH": 1024})
 

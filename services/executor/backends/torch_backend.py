@@ -44,11 +44,12 @@ class TorchBackend:
         threads = devices.set_threads(options.threads)
         config = model_config.read(folder)
         context_len = _context_len(options.max_model_len, config.context_len)
-        kernels = choose(torch_device, dtype, config.head_dim, options.block_size)
+        kernels = choose(torch_device, dtype, config.head_dim, options.block_size, options.quantization)
         self.device = devices.describe(torch_device)
         self.facts = _facts(folder, config.vocab_size, context_len)
         started = time.monotonic()
-        on_progress(f"loading {self.facts.model} as {dtype} on {self.device}, {threads} threads")
+        quantized = "" if options.quantization == "none" else f", weights {options.quantization}"
+        on_progress(f"loading {self.facts.model} as {dtype}{quantized} on {self.device}, {threads} threads")
         opened = weights.Weights(folder, torch_device, dtype)
         with torch.inference_mode():
             self._model = Llama(config, opened, kernels, torch_device)
@@ -64,10 +65,13 @@ class TorchBackend:
         )
         shape = (num_blocks, options.block_size, config.num_kv_heads, config.head_dim)
         self._caches = [kernels.new_cache(*shape, dtype) for _ in range(config.num_layers)]
+        self._choose = _choose_with(kernels)
         self._graphs = _decode_graphs(self._model, kernels, self._caches, options, context_len)
         self.limits = ExecutorLimits(num_blocks, options.block_size, options.max_lanes, options.max_step_tokens)
         parts = (weights.digest(opened.files), dtype, self.device, platform.machine(), torch.__version__)
-        self.numerics = hashlib.sha256(repr((*parts, kernels.name, threads)).encode()).hexdigest()[:16]
+        self.numerics = hashlib.sha256(
+            repr((*parts, options.quantization, kernels.name, threads)).encode()
+        ).hexdigest()[:16]
         on_progress(f"loaded {self.facts.model} in {time.monotonic() - started:.1f} s")
 
     def warm_up(self) -> None:
@@ -86,7 +90,7 @@ class TorchBackend:
             with torch.inference_mode():
                 states = self._states(batch)
                 last = batch.query_starts[[sample.row + 1 for sample in batch.samples]] - 1
-                output = sampling.sample(self._model.logits(states, last), batch.samples)
+                output = sampling.sample(self._model.logits(states, last), batch.samples, self._choose)
                 output.prompt_logprobs = [self._prompt_logprobs(states, batch, prompt) for prompt in batch.prompts]
                 return output
         except (MemoryError, torch.OutOfMemoryError) as error:
@@ -141,6 +145,15 @@ def _decode_graphs(
 
     assert isinstance(kernels, TritonKernels)
     return DecodeGraphs(model, kernels, caches, options.block_size, options.max_lanes, context_len)
+
+
+def _choose_with(kernels: Kernels) -> sampling.Choose:
+    """Tokens are chosen where the logits are."""
+    if not kernels.name.startswith("triton"):
+        return sampling.on_host
+    from services.executor.kernels.triton import draw
+
+    return draw.choose
 
 
 def _facts(folder: Path, vocab_size: int, context_len: int) -> ModelFacts:
