@@ -271,3 +271,41 @@ def test_a_refused_step_changes_nothing() -> None:
     with pytest.raises(PlanError):
         lanes.batch(plan(work=[(0, 0, 3, True)]))
     assert lanes.view(0) == before
+
+
+def told_of(lanes: Lanes, the_plan: BatchPlan, *sampled: int) -> list[tuple[int, int, int, list[int]]]:
+    """What a step is asked to tell of prompts: row, num_logprobs, start and tokens."""
+    lanes.apply(the_plan)
+    batch, _ = lanes.batch(the_plan)
+    told = [(row.row, row.num_logprobs, row.start, row.tokens.tolist()) for row in batch.prompts]
+    lanes.commit(batch, StepOutput(list(sampled)))
+    return told
+
+
+def test_logprobs_of_a_prompt_are_asked_for_chunk_by_chunk_and_never_of_its_first_token() -> None:
+    lanes = new_lanes()
+    tells = Sampling(num_logprobs=2, prompt_logprobs=True)
+    admits = [admit(0, [10, 11, 12, 13, 14, 15], [5, 2], sampling=tells), admit(1, [20, 21], [3])]
+    assert told_of(lanes, plan(admits=admits, work=[(1, 0, 2, True), (0, 0, 3, False)]), 30) == [
+        (1, 2, 1, [11, 12, 13])
+    ]
+    assert told_of(lanes, plan(work=[(0, 3, 1, False)])) == [(0, 2, 4, [14])]
+    assert told_of(lanes, plan(work=[(0, 4, 2, True)]), 40) == [(0, 2, 5, [15])]
+    assert told_of(lanes, plan(work=[(0, 6, 1, True)]), 41) == []
+
+
+def test_a_prompt_that_led_to_output_was_told_before() -> None:
+    lanes = new_lanes()
+    tells = Sampling(num_logprobs=2, prompt_logprobs=True)
+    again = admit(0, [10, 11, 12], [5], output=[40], sampling=tells)
+    assert told_of(lanes, plan(admits=[again], work=[(0, 0, 4, True)]), 41) == []
+    next_one = admit(0, [10, 11], [5], sampling=tells)
+    assert told_of(lanes, plan(retires=[0], admits=[next_one], work=[(0, 0, 2, True)]), 42) == [(0, 2, 1, [11])]
+
+
+def test_rows_say_whether_they_are_plain() -> None:
+    lanes = new_lanes()
+    admits = [admit(0, [10], [5]), admit(1, [20], [3], sampling=Sampling(presence_penalty=1.0))]
+    lanes.apply(plan(admits=admits))
+    batch, _ = lanes.batch(plan(work=[(0, 0, 1, True), (1, 0, 1, True)]))
+    assert [sample.plain for sample in batch.samples] == [True, False]
