@@ -92,9 +92,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.sampled_from([0, 0, 1, -1]),
         tenant=st.sampled_from(["", "", "", "other"]),
         salt=st.sampled_from(["", "", "", "salt"]),
+        choices=st.sampled_from([1, 1, 1, 1, 2, 3]),
     )
-    def submit(self, gateway, prompt, max_tokens, asks, **fields):
-        self.world.submit(self._gateway(gateway), prompt, max_tokens, **asks, **fields)
+    def submit(self, gateway, prompt, max_tokens, asks, choices, seed, **fields):
+        group = f"group {self.world.numbers}" if choices > 1 else ""
+        for choice in range(choices):
+            self.world.submit(
+                self._gateway(gateway), prompt, max_tokens, seed=seed + choice, group=group, **asks, **fields
+            )
 
     @rule(gateway=index, which=index)
     def submit_again(self, gateway, which):

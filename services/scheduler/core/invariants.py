@@ -150,12 +150,14 @@ def _check_requests(scheduler: Scheduler) -> None:
     queued = ledger.queue.all()
     _check_queue(ledger.queue)
     running = [lane.request for executor in scheduler.executors.values() for lane in executor.lanes.values()]
-    places = [*queued, *ledger.stranded, *running]
+    held = ledger.siblings.held()
+    places = [*queued, *ledger.stranded, *held, *running]
     live = [request for requests in ledger.requests.values() for request in requests.values()]
     _require(len(set(places)) == len(places), "a request is in two places")
     _require(set(places) == set(live), "a request is nowhere, or a dead one is somewhere")
     _require(ledger.num_running == len(running), "running requests are miscounted")
-    for request in [*queued, *ledger.stranded]:
+    _require(ledger.siblings.num_held == len(held), "requests that are held back are miscounted")
+    for request in [*queued, *ledger.stranded, *held]:
         _require(request.status is Status.WAITING and request.lane is None, "a waiting request is not", request)
     for request in queued:
         _require(0 < len(request.tokens) < request.limit, "a request waits for nothing", request)

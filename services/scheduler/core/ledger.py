@@ -7,11 +7,12 @@ Called by ``machine``, ``planner`` and ``results``. A request is in exactly one 
 from services.scheduler.core.actions import ToGateway
 from services.scheduler.core.admission import Refusal, fits_ever, judge
 from services.scheduler.core.counters import Counters, count
-from services.scheduler.core.lanes import Executor, Lane
+from services.scheduler.core.lanes import NEVER, Executor, Lane
 from services.scheduler.core.limits import Settings
 from services.scheduler.core.outbox import Outbox
 from services.scheduler.core.policies import choose
 from services.scheduler.core.request import Request, Status, Verb
+from services.scheduler.core.siblings import Siblings
 from services.scheduler.core.waiting import WaitingQueue
 from shared.wire.facts import ModelFacts
 from shared.wire.gateway import Accepted, Delta, FinishReason, Rejected, Submit
@@ -31,6 +32,8 @@ class Ledger:
         self.policy = choose(settings)
         self.executors = executors
         """Every connected executor; owned by the machine."""
+        self._largest: Executor | None = None
+        """One of those with the largest pool."""
         self.facts: ModelFacts | None = None
         """Of the served model; known once an executor has joined."""
         self.now_ms = 0
@@ -41,12 +44,14 @@ class Ledger:
         self.queue = WaitingQueue(settings)
         self.stranded: dict[Request, int] = {}
         """Requests no connected executor could hold, and since when."""
+        self.siblings = Siblings()
+        """Requests that wait for another one to compute their prompt."""
         self.num_running = 0
 
     @property
     def num_waiting(self) -> int:
         """Requests without a lane."""
-        return len(self.queue) + len(self.stranded)
+        return len(self.queue) + len(self.stranded) + self.siblings.num_held
 
     def submit(self, gateway: str, submit: Submit) -> None:
         """Take a new or resubmitted request, or reject it."""
@@ -86,7 +91,7 @@ class Ledger:
         """Judge as far as it is known now. A resubmitted request was accepted before: it waits for a pool that fits."""
         if self.facts is None or not self.executors:
             return None
-        refusal = judge(request, self.facts, self.executors.values())
+        refusal = judge(request, self.facts, [self._largest] if self._largest is not None else [])
         if refusal is not None and refusal.code == "too_long" and request.submit.resubmitted:
             # The pools may have shrunk since; the context has not: a prompt as long was never judged before.
             return refusal if request.num_prompt >= self.facts.context_len else None
@@ -106,16 +111,44 @@ class Ledger:
         self.outbox.put(ToGateway(request.gateway, Accepted(request.submit.request_id)))
         self._wait(request)
 
-    def _wait(self, request: Request) -> None:
+    def _wait(self, request: Request, hold_back: bool = True) -> None:
         """Put a request without a lane where it belongs; one that has all its tokens already (resubmitted) ends."""
         if request.limit and request.num_output and request.stops_with(request.tokens[-1]):
             self.finish(request, "stop", stop_token_id=request.tokens[-1])
         elif request.limit and len(request.tokens) >= request.limit:
             self.finish(request, "length")
-        elif request.limit and any(fits_ever(request, executor) for executor in self.executors.values()):
+        elif request.limit and self._largest is not None and fits_ever(request, self._largest):
+            if hold_back and self._may_share(request.submit) and self.siblings.hold_back(request):
+                return
             self.queue.push(request)
         else:
-            self.stranded[request] = self.now_ms
+            self._strand(request)
+
+    def _may_share(self, submit: Submit) -> bool:
+        """Whether its prompt may come from a sibling's blocks."""
+        return bool(submit.group) and self.settings.prefix_cache and not submit.sampling.prompt_logprobs
+
+    def _strand(self, request: Request) -> None:
+        self.stranded[request] = self.now_ms
+        if request.leads:
+            self._release_siblings(request)
+
+    def _release_siblings(self, leader: Request) -> None:
+        for sibling in self.siblings.release(leader):
+            self._wait(sibling, hold_back=False)
+
+    def look_at_leader(self, lane: Lane) -> None:
+        """Siblings of the lane's request go on once all of their common prompt that can be shared can be found.
+
+        If the lane publishes no more, because somebody else has computed the same, they find what there is.
+        """
+        num_shared = (lane.request.num_prompt - 1) // lane.executor.limits.block_size
+        if lane.published >= num_shared or lane.watch_at == NEVER:
+            self._release_siblings(lane.request)
+
+    def fleet_changed(self) -> None:
+        """Called whenever an executor has come or gone, before anything else is done about it."""
+        self._largest = max(self.executors.values(), key=_num_slots, default=None)
 
     def executor_joined(self) -> None:
         """Judge whoever waited for an executor, and queue those that one can hold now."""
@@ -133,9 +166,9 @@ class Ledger:
     def executor_left(self) -> None:
         """Whoever fits no executor that is left waits for one to come, for a bounded time."""
         for request in self.queue.all():
-            if not any(fits_ever(request, executor) for executor in self.executors.values()):
+            if self._largest is None or not fits_ever(request, self._largest):
                 self.queue.discard(request)
-                self.stranded[request] = self.now_ms
+                self._strand(request)
 
     def expire(self) -> None:
         """End those that have waited for an executor for too long."""
@@ -186,12 +219,16 @@ class Ledger:
         del self.requests[request.gateway][request.submit.request_id]
         if delta is not None:
             self.outbox.deltas(request.gateway).append(delta)
+        if request.leads:
+            heir = self.siblings.succeed(request)
+            if heir is not None:
+                self._wait(heir)
 
     def _take(self, request: Request) -> None:
         """Take a request out of wherever it is."""
         if request.status is Status.RUNNING:
             self._leave_lane(request, dead=self.policy.keeps_dead)
-        elif self.stranded.pop(request, None) is None:
+        elif self.stranded.pop(request, None) is None and not self.siblings.discard(request):
             self.queue.discard(request)
 
     def _leave_lane(self, request: Request, dead: bool = False) -> None:
@@ -216,6 +253,8 @@ class Ledger:
             self.counters.prefix_hits += request.cached
         where = f"on {executor.id}, lane {lane.number}, seq {lane.seq}"
         request.move(Verb.ADMIT, self.now_ms, f"{where}, rank {tuple(request.rank)}")
+        if request.leads:
+            self.look_at_leader(lane)
         return lane
 
     def preempt(self, lane: Lane, why: str) -> None:
@@ -241,3 +280,7 @@ class Ledger:
             self.fail(request, f"given up after {request.failures} failures in a row; the last: {why}")
         elif request.failures >= SUSPECT_FAILURES and request.lane is not None:
             request.lane.executor.suspects[request.lane.number] = request.lane
+
+
+def _num_slots(executor: Executor) -> int:
+    return executor.num_slots

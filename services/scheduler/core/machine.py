@@ -239,6 +239,7 @@ class Scheduler:
         if executor.pool.prefixes is not None:
             executor.pool.prefixes.forget_all()
         self._fleet_changed = True
+        self.ledger.fleet_changed()
         results.lose_executor(executor, why, culprits_known, self.ledger)
 
     def _submitted(self, event: Submitted) -> list[Executor]:
@@ -282,6 +283,7 @@ class Scheduler:
         self.executors[event.executor] = self._roomy[event.executor] = executor
         self.ledger.outbox.put(ToExecutor(event.executor, ExecutorWelcome(self.epoch)))
         self._fleet_changed = True
+        self.ledger.fleet_changed()
         self.ledger.executor_joined()
         return list(self.executors.values())
 

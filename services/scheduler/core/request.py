@@ -102,6 +102,7 @@ class Request:
         "failures",
         "gateway",
         "lane",
+        "leads",
         "limit",
         "num_prompt",
         "overtaken",
@@ -145,6 +146,8 @@ class Request:
         """What it found in prefix caches while it waits; None before it was looked for and while it runs."""
         self.cached = -1
         """Prompt tokens that its first admission found in a prefix cache; -1 before."""
+        self.leads = False
+        """Siblings wait for it to compute their prompt, or would."""
         self.untold = False
         """Its gateway is still to be told of them, with its next tokens."""
         self.waits_since_ms = 0

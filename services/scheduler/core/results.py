@@ -53,7 +53,7 @@ def confirm(executor: Executor, step: Step, result: BatchResult, ledger: Ledger)
     for lane, end in step.chunks:
         lane.computed = end
         if end >= lane.watch_at and not lane.closed:
-            executor.publish(lane)
+            _publish(lane, ledger)
     _deliver(sampled, new_tokens, result.sample_tokens, told, ledger)
     if told:
         _deliver_prompts(step, told, ledger)
@@ -111,6 +111,13 @@ def _deliver_prompts(step: Step, told: dict[int, Logprobs], ledger: Ledger) -> N
             ledger.outbox.deltas(request.gateway).append(Delta(request.submit.request_id, b"", logprobs=logprobs))
 
 
+def _publish(lane: Lane, ledger: Ledger) -> None:
+    """What the lane has computed can be found from here on; its siblings may be waiting for that."""
+    lane.executor.publish(lane)
+    if lane.request.leads:
+        ledger.look_at_leader(lane)
+
+
 def _deliver(
     sampled: list[Lane], new_tokens: list[int], column: bytes, told: dict[int, Logprobs], ledger: Ledger
 ) -> None:
@@ -125,7 +132,7 @@ def _deliver(
         known = lane.tokens
         lane.computed = len(known)
         if lane.computed >= lane.watch_at:
-            lane.executor.publish(lane)
+            _publish(lane, ledger)
         lane.promised -= 1
         known.append(token)
         request.failures = 0
