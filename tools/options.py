@@ -1,6 +1,6 @@
 """The options of every command, each written once: its name, its environment variable, its help and its limits.
 
-``tools.main`` puts them on commands. Imports typer only, so that a command's help needs no service.
+``tools.main`` puts them on commands. Imports no service, so that a command's help needs none.
 """
 
 import re
@@ -9,10 +9,12 @@ from typing import Annotated, Any, Literal
 import typer
 
 from shared.config import variable_of
+from shared.wire.facts import MAX_BLOCKS, MAX_STEP_TOKENS
 
 Backend = Literal["torch", "fake"]
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "bfloat16", "float32", "float16"]
+Quantization = Literal["none", "int8"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -86,19 +88,26 @@ DeviceOption = Annotated[Device, option("device", "Where the model runs.")]
 DtypeOption = Annotated[
     Dtype, option("dtype", "Number format; auto is bfloat16 where the device is made for it, else float32.")
 ]
+QuantizationOption = Annotated[
+    Quantization, option("quantization", "int8 keeps weights as 8-bit integers: faster and smaller on CPUs.")
+]
 Threads = Annotated[
     int | None, option("threads", "Compute threads of one executor; its share of the cores unless given.", min=1)
 ]
 
 # The executor's size.
 BlockSize = Annotated[int, option("block-size", "Tokens in one KV block.", min=1, max=256)]
-NumBlocks = Annotated[int | None, option("num-blocks", "KV blocks of one executor; by memory unless given.", min=1)]
+NumBlocks = Annotated[
+    int | None, option("num-blocks", "KV blocks of one executor; by memory unless given.", min=1, max=MAX_BLOCKS)
+]
 KvMemory = Annotated[
     int | None,
     option("kv-memory", "Memory for one executor's KV blocks, such as 2G.", parser=parse_bytes, metavar="BYTES"),
 ]
 MaxLanes = Annotated[int, option("max-lanes", "Most requests that run at once on one executor.", min=1, max=4096)]
-MaxStepTokens = Annotated[int, option("max-step-tokens", "Most tokens in one step of one executor.", min=1)]
+MaxStepTokens = Annotated[
+    int, option("max-step-tokens", "Most tokens in one step of one executor.", min=1, max=MAX_STEP_TOKENS)
+]
 StepTokensCap = Annotated[
     int | None, option("max-step-tokens", "Most tokens in one step, whatever the executor allows.", min=1)
 ]

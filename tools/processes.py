@@ -34,6 +34,7 @@ class UpOptions:
     served_model_name: str
     device: str
     dtype: str
+    quantization: str
     backend: str
     max_inflight: int
     block_size: int
@@ -127,6 +128,7 @@ def _executor_arguments(options: UpOptions, links: LinkPorts) -> list[str]:
         scheduler=f"tcp://{LOOPBACK}:{links.executors}",
         device=options.device,
         dtype=options.dtype,
+        quantization=options.quantization,
         block_size=options.block_size,
         num_blocks=options.num_blocks,
         kv_memory=options.kv_memory,

@@ -16,6 +16,7 @@ class ExecutorOptions:
     backend: Literal["torch", "fake"] = "torch"
     device: str = "auto"
     dtype: str = "auto"
+    quantization: Literal["none", "int8"] = "none"
     block_size: int = 16
     num_blocks: int | None = None
     """None: as many as fit ``kv_memory``."""

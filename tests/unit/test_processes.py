@@ -19,6 +19,7 @@ OPTIONS = UpOptions(
     served_model_name="",
     device="auto",
     dtype="auto",
+    quantization="none",
     backend="torch",
     max_inflight=2,
     block_size=16,

@@ -10,25 +10,36 @@ import torch
 from services.executor.kernels.cpu.build import NoCompilerError
 from services.executor.kernels.cpu.kernels import CompiledKernels
 from services.executor.kernels.cpu.library import supports
-from services.executor.kernels.interface import Kernels
+from services.executor.kernels.interface import Kernels, Quantization
 from services.executor.kernels.reference import ReferenceKernels
 
 log = logging.getLogger(__name__)
 
 
-def choose(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> Kernels:
-    """The fastest kernels for this device, data type, head and block size. Says why when they are slow ones."""
+def choose(
+    device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int, quantization: Quantization = "none"
+) -> Kernels:
+    """The fastest kernels for this device, data type, head and block size. Says why when they are slow ones.
+
+    Raises ValueError for a quantization that the device's kernels do not know.
+    """
     if device.type == "cuda":
+        if quantization != "none":
+            raise ValueError(f"quantization {quantization} is for CPUs; this executor runs on CUDA")
         return _cuda_kernels(device)
     if device.type == "cpu":
         if not supports(head_dim, block_size, dtype):
-            log.warning("plain torch kernels: head size %d, block size %d, %s", head_dim, block_size, dtype)
+            log.warning(
+                "plain torch kernels, several times slower: the compiled ones have no head size %d with block size %d "
+                "(a multiple of 16 is needed) in %s",
+                *(head_dim, block_size, dtype),
+            )
         else:
             try:
-                return CompiledKernels()
+                return CompiledKernels(quantization)
             except NoCompilerError as error:
                 log.warning("plain torch kernels, several times slower: %s", error)
-    return ReferenceKernels(device)
+    return ReferenceKernels(device, quantization)
 
 
 def _cuda_kernels(device: torch.device) -> Kernels:

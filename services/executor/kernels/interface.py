@@ -6,7 +6,7 @@ D head size, C columns.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +15,10 @@ from services.executor.batch import StepBatch
 
 Linear = Callable[[Tensor], Tensor]
 """[T, columns in] -> [T, columns out]: a product with weights that were laid out once, for this call alone."""
+
+
+Quantization = Literal["none", "int8"]
+"""How products keep their weights: as they are, or as integers with one scale a column, activations likewise a row."""
 
 
 class LayerCache(NamedTuple):

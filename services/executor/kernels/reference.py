@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.executor.batch import StepBatch
-from services.executor.kernels import linear
-from services.executor.kernels.interface import LayerCache, Linear, QkNorm, Rotary
+from services.executor.kernels import int8, linear
+from services.executor.kernels.interface import LayerCache, Linear, QkNorm, Quantization, Rotary
 
 _MAX_GATHERED = 1 << 15
 """Most context slots that one group copies out of the cache (memory: this times the KV bytes of a token and layer)."""
@@ -168,8 +168,8 @@ class ReferenceKernels:
 
     name = "reference"
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, quantization: Quantization = "none") -> None:
+        self._device, self._quantization = device, quantization
 
     def new_cache(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
@@ -181,6 +181,8 @@ class ReferenceKernels:
         return _ReferenceAttention(batch, block_size, self._device)
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        if self._quantization == "int8":
+            return int8.plain(weight, bias)
         return linear.packed(weight, bias) if linear.can_pack(weight) else linear.plain(weight, bias)
 
     def add_rms_norm(self, x_TC: Tensor, residual_TC: Tensor | None, weight_C: Tensor, eps: float) -> Tensor:

@@ -6,7 +6,7 @@ from torch import Tensor
 from services.executor.batch import StepBatch
 from services.executor.kernels import linear
 from services.executor.kernels.cpu.library import CpuLibrary
-from services.executor.kernels.interface import LayerCache, Linear, QkNorm, Rotary
+from services.executor.kernels.interface import LayerCache, Linear, QkNorm, Quantization, Rotary
 
 
 class _CompiledAttention:
@@ -35,8 +35,9 @@ class _CompiledAttention:
 class CompiledKernels:
     """See ``interface.Kernels``. Raises build.NoCompilerError when the library cannot be had."""
 
-    def __init__(self) -> None:
+    def __init__(self, quantization: Quantization = "none") -> None:
         self._library = CpuLibrary()
+        self._quantization = quantization
         self.name = f"compiled {self._library.level}"
 
     def new_cache(
@@ -52,6 +53,10 @@ class CompiledKernels:
         return _CompiledAttention(self._library, batch)
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        if self._quantization == "int8":
+            return self._library.int8_linear(weight, bias)
+        if weight.dtype is torch.bfloat16 and weight.shape[1] % 2 == 0 and self._library.has_bfloat16_product():
+            return self._library.bfloat16_linear(weight, bias)
         return linear.packed(weight, bias) if linear.can_pack(weight) else linear.plain(weight, bias)
 
     def add_rms_norm(self, x_TC: Tensor, residual_TC: Tensor | None, weight_C: Tensor, eps: float) -> Tensor:

@@ -5,20 +5,35 @@ would read or write at random. Shapes use T rows of a step, R sequences, H heads
 """
 
 import ctypes
+from pathlib import Path
 
 import torch
 
 from services.executor.kernels.cpu import build
+from services.executor.kernels.cpu.products import Product, bfloat16_product, int8_product
 
 _SUPPORTED_HEAD_DIMS = (16, 32, 64, 80, 96, 128, 256)
 
 
-def _pointer(tensor: torch.Tensor | None) -> ctypes.c_void_p:
+_P, _N, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+_SIGNATURES = {
+    "paged_attention": [_P, _P, _P, _P, _P, _N, _P, _P, _I, _I, _I, _I, _I, _I, _F, _I],
+    "add_rms_norm": [_P, _P, _P, _P, _N, _N, _F, _I],
+    "rotary_write": [_P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _N, _N, _N, _N, _N, _F, _I],
+    "silu_mul": [_P, _P, _N, _N, _I],
+    "has_bfloat16_product": [],
+    "bfloat16_product": [_P, _P, _P, _P, _N, _N, _N],
+    "int8_product": [_P, _P, _P, _P, _P, _P, _N, _N, _N, _I],
+}
+"""Of every function of the library: told once, so that a call makes no objects of its own."""
+
+
+def _pointer(tensor: torch.Tensor | None) -> int | None:
     if tensor is None:
-        return ctypes.c_void_p()
+        return None
     assert tensor.is_contiguous()
-    assert tensor.device.type == "cpu"
-    return ctypes.c_void_p(tensor.data_ptr())
+    assert tensor.is_cpu
+    return tensor.data_ptr()
 
 
 def supports(head_dim: int, block_size: int, dtype: torch.dtype) -> bool:
@@ -29,9 +44,12 @@ def supports(head_dim: int, block_size: int, dtype: torch.dtype) -> bool:
 class CpuLibrary:
     """The library of one instruction set level. Raises build.NoCompilerError when it cannot be had."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path | None = None) -> None:
+        """Loads ``path``, or this machine's own library, compiled now where need be."""
         self.level = build.level()
-        self._library = ctypes.CDLL(str(build.library_path(self.level)))
+        self._library = ctypes.CDLL(str(path or build.library_path(self.level)))
+        for name, types in _SIGNATURES.items():
+            getattr(self._library, name).argtypes = types
 
     def paged_attention(
         self,
@@ -55,14 +73,10 @@ class CpuLibrary:
         out = torch.empty_like(query)
         failed = self._library.paged_attention(
             *map(_pointer, (query, keys, values, out, block_tables)),
-            ctypes.c_int64(block_tables.shape[1]),
+            block_tables.shape[1],
             *map(_pointer, (query_starts, context_lens)),
-            *map(
-                ctypes.c_int,
-                (len(context_lens), query.shape[1], keys.shape[1], *query.shape[2:], keys.shape[3], window),
-            ),
-            ctypes.c_float(scale),
-            ctypes.c_int(query.dtype == torch.bfloat16),
+            *(len(context_lens), query.shape[1], keys.shape[1], query.shape[2], keys.shape[3], window),
+            *(scale, query.dtype is torch.bfloat16),
         )
         assert not failed, f"head_dim {query.shape[2]} is not compiled"
         return out
@@ -73,12 +87,7 @@ class CpuLibrary:
         """RMSNorm of x [T, width], or of ``residual += x`` (in place) when there is a residual. Returns [T, width]."""
         assert x.dtype == weight.dtype
         out = torch.empty_like(x)
-        self._library.add_rms_norm(
-            *map(_pointer, (x, residual, weight, out)),
-            *map(ctypes.c_int64, x.shape),
-            ctypes.c_float(eps),
-            ctypes.c_int(x.dtype == torch.bfloat16),
-        )
+        self._library.add_rms_norm(*map(_pointer, (x, residual, weight, out)), *x.shape, eps, x.dtype is torch.bfloat16)
         return out
 
     def rotary_write(
@@ -109,18 +118,25 @@ class CpuLibrary:
         query = qkv.new_empty(len(qkv), heads, head_dim)
         self._library.rotary_write(
             *map(_pointer, (qkv, cos, sin, positions, slots, query_norm, key_norm, query, keys, values)),
-            *map(ctypes.c_int64, (len(qkv), heads, kv_heads, head_dim, block_size)),
-            ctypes.c_float(eps),
-            ctypes.c_int(qkv.dtype == torch.bfloat16),
+            *(len(qkv), heads, kv_heads, head_dim, block_size, eps, qkv.dtype is torch.bfloat16),
         )
         return query
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """silu(gate) * up of gate_up [T, 2 * width], gate first. Returns [T, width]."""
         out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
-        self._library.silu_mul(
-            *map(_pointer, (gate_up, out)),
-            *map(ctypes.c_int64, out.shape),
-            ctypes.c_int(gate_up.dtype == torch.bfloat16),
-        )
+        self._library.silu_mul(_pointer(gate_up), _pointer(out), *out.shape, gate_up.dtype is torch.bfloat16)
         return out
+
+    def has_bfloat16_product(self) -> bool:
+        """Whether this machine's dot product takes bfloat16 pairs."""
+        return bool(self._library.has_bfloat16_product())
+
+    def bfloat16_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+        """A product with bfloat16 ``weight`` [columns, depth], where there is one and depth is even."""
+        assert self.has_bfloat16_product()
+        return bfloat16_product(self._library.bfloat16_product, weight, bias)
+
+    def int8_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+        """A product with ``weight`` [columns, depth] as int8; rows are quantized one by one. See ``int8``."""
+        return int8_product(self._library.int8_product, weight, bias)

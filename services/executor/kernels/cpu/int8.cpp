@@ -1,0 +1,164 @@
+// Products of rows with int8 weights: out = x W^T + bias. Weights carry one scale a column, activations one scale a row,
+// both chosen from the values of that column or row alone. The sums are integers, so no order of adding, no
+// number of rows or threads and no instruction set moves a bit; what is rounded is rounded element by element.
+//
+// Weights are packed as [columns / 32][depth / 4][32][4]: one 64-byte vector holds four neighbouring inputs of sixteen
+// columns, which is what VNNI's dot product reads. Activations are stored plus 128, as that instruction wants one side
+// unsigned; 128 times the column's sum is taken off again.
+#pragma GCC optimize("fp-contract=off")  // a product is rounded before it is added: as plain torch and every CPU do
+#if defined(__clang__)
+#pragma clang fp contract(off)
+#endif
+#include <vector>
+
+#include "vector.h"
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+constexpr int64_t kColumns = 32;
+constexpr int kRows = 12;  // rows that share one read of the weights: 24 vectors of sums, which fit 32 registers
+constexpr int64_t kWorthThreads = 1 << 16;  // bytes of weights, or elements of rows, below which threads cost more
+
+typedef uint8_t bytes __attribute__((vector_size(16)));
+
+// Quantize one row: out[i] = round(x[i] / scale) + 128. Returns the scale; NaN where the row holds NaN or an infinity.
+template <typename T>
+float quantize(const T* x, uint8_t* out, int64_t depth, int64_t padded) {
+  vec top = {}, poison = {};
+  float last = 0, last_poison = 0;
+  int64_t i = 0;
+  for (; i + kWidth <= depth; i += kWidth) {
+    const vec v = load(x + i), size = v < 0.0f ? -v : v;
+    top = size > top ? size : top;
+    poison += v * 0.0f;
+  }
+  for (; i < depth; ++i) { last = std::max(last, std::fabs(widen(x[i]))); last_poison += widen(x[i]) * 0.0f; }
+  const float largest = std::max(reduce_max(top), last);
+  const float factor = largest > 0 ? 127.0f / largest : 0.0f;
+  if (reduce_sum(poison) + last_poison != 0.0f || !(factor < INFINITY)) {  // not finite, or too small to tell from 0
+    std::memset(out, 128, padded);
+    return largest < 1.0f && reduce_sum(poison) + last_poison == 0.0f ? 0.0f : NAN;
+  }
+  for (i = 0; i + kWidth <= depth; i += kWidth) {
+    const vec shifted = load(x + i) * factor + 12582912.0f;  // the integer lies in the low bits
+    const bytes q = __builtin_convertvector((ivec)shifted - (0x4B400000 - 128), bytes);
+    std::memcpy(out + i, &q, sizeof q);
+  }
+  for (; i < depth; ++i) out[i] = uint8_t(int(std::nearbyint(widen(x[i]) * factor)) + 128);
+  std::memset(out + depth, 128, padded - depth);
+  return largest / 127.0f;
+}
+
+// Sums of M rows and one group of columns, on any machine.
+void sums_plain(const uint8_t* x, int64_t depth, const int8_t* weights, int m, int32_t (*sums)[kColumns]) {
+  for (int r = 0; r < m; ++r) {
+    int32_t total[kColumns] = {};
+    for (int64_t k = 0; k < depth; k += 4)
+      for (int64_t n = 0; n < kColumns; ++n)
+        for (int j = 0; j < 4; ++j) total[n] += int32_t(x[r * depth + k + j]) * weights[(k * kColumns) + n * 4 + j];
+    std::memcpy(sums[r], total, sizeof total);
+  }
+}
+
+#if defined(__x86_64__)
+template <int M>
+__attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni"))) void sums_vnni(
+    const uint8_t* x, int64_t depth, const int8_t* weights, int32_t (*sums)[kColumns]) {
+  __m512i low[M], high[M];
+#pragma GCC unroll 12
+  for (int r = 0; r < M; ++r) low[r] = high[r] = _mm512_setzero_si512();
+  for (int64_t k = 0; k < depth; k += 4, weights += 4 * kColumns) {
+    const __m512i first = _mm512_loadu_si512(weights), second = _mm512_loadu_si512(weights + 64);
+#pragma GCC unroll 12
+    for (int r = 0; r < M; ++r) {
+      int32_t four;
+      std::memcpy(&four, x + r * depth + k, 4);
+      const __m512i each = _mm512_set1_epi32(four);
+      low[r] = _mm512_dpbusd_epi32(low[r], each, first);
+      high[r] = _mm512_dpbusd_epi32(high[r], each, second);
+    }
+  }
+#pragma GCC unroll 12  // all three loops, or the sums live in memory
+  for (int r = 0; r < M; ++r) {
+    _mm512_storeu_si512(sums[r], low[r]);
+    _mm512_storeu_si512(sums[r] + 16, high[r]);
+  }
+}
+
+using Sums = void (*)(const uint8_t*, int64_t, const int8_t*, int32_t (*)[kColumns]);
+constexpr Sums kVnni[kRows + 1] = {nullptr,       sums_vnni<1>, sums_vnni<2>, sums_vnni<3>,  sums_vnni<4>,
+                                   sums_vnni<5>,  sums_vnni<6>, sums_vnni<7>, sums_vnni<8>,  sums_vnni<9>,
+                                   sums_vnni<10>, sums_vnni<11>, sums_vnni<12>};
+bool has_vnni() {
+  static const bool has = __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl");
+  return has;
+}
+#endif
+
+void sums_of(const uint8_t* x, int64_t depth, const int8_t* weights, int m, int32_t (*sums)[kColumns]) {
+#if defined(__x86_64__)
+  if (has_vnni()) return kVnni[m](x, depth, weights, sums);
+#endif
+  sums_plain(x, depth, weights, m, sums);
+}
+
+struct Product {
+  const void* x; const int8_t* weights; const float* scales; const int32_t* offsets; const void* bias; void* out;
+  int64_t rows, columns, depth;
+};
+
+// From one row's integer sums to its outputs. Never inlined: one piece of code rounds for every number of rows.
+template <typename T>
+__attribute__((noinline)) void finish(const Product& p, const int32_t* sums, float row_scale, int64_t row, int64_t first) {
+  T* out = static_cast<T*>(p.out) + row * p.columns;
+  const T* bias = static_cast<const T*>(p.bias);
+  const int64_t last = std::min(first + kColumns, p.columns);
+  int64_t n = first;
+  for (; n + kWidth <= last; n += kWidth) {
+    ivec sum, offset;
+    std::memcpy(&sum, sums + n - first, sizeof sum);
+    std::memcpy(&offset, p.offsets + n, sizeof offset);
+    vec result = __builtin_convertvector(sum - offset, vec) * (load(p.scales + n) * row_scale);
+    if (bias) result += load(bias + n);
+    store(out + n, result);
+  }
+  for (; n < last; ++n) {
+    float result = float(sums[n - first] - p.offsets[n]) * (p.scales[n] * row_scale);
+    if (bias) result += widen(bias[n]);
+    out[n] = narrow(result, T{});
+  }
+}
+
+template <typename T>
+void product(const Product& p) {
+  const int64_t padded = (p.depth + 3) / 4 * 4, groups = (p.columns + kColumns - 1) / kColumns;
+  static thread_local std::vector<uint8_t> quantized;  // kept: a step makes hundreds of calls
+  static thread_local std::vector<float> row_scales;
+  if (int64_t(quantized.size()) < p.rows * padded) quantized.resize(p.rows * padded);
+  if (int64_t(row_scales.size()) < p.rows) row_scales.resize(p.rows);
+  uint8_t* const q = quantized.data();
+  float* const scale = row_scales.data();
+  const T* x = static_cast<const T*>(p.x);
+#pragma omp parallel for if (p.rows * padded >= kWorthThreads)
+  for (int64_t r = 0; r < p.rows; ++r) scale[r] = quantize(x + r * p.depth, q + r * padded, p.depth, padded);
+#pragma omp parallel for if (groups > 1 && groups * kColumns * padded >= kWorthThreads)
+  for (int64_t g = 0; g < groups; ++g) {
+    alignas(64) int32_t sums[kRows][kColumns];
+    for (int64_t r = 0; r < p.rows; r += kRows) {
+      const int m = int(std::min<int64_t>(kRows, p.rows - r));
+      sums_of(q + r * padded, padded, p.weights + g * kColumns * padded, m, sums);
+      for (int i = 0; i < m; ++i) finish<T>(p, sums[i], scale[r + i], r + i, g * kColumns);
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" void int8_product(const void* x, const int8_t* weights, const float* scales, const int32_t* offsets,
+                             const void* bias, void* out, int64_t rows, int64_t columns, int64_t depth, int bfloat16) {
+  const Product p{x, weights, scales, offsets, bias, out, rows, columns, depth};
+  bfloat16 ? product<uint16_t>(p) : product<float>(p);
+}
