@@ -6,13 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from services.executor.kernels.interface import Linear
+from services.executor.kernels.triton.kernels import TritonKernels
 from tests.fakes.triton_device import DEVICE
-
-from services.executor.kernels.interface import Linear  # isort: skip
-from services.executor.kernels.triton.kernels import TritonKernels  # isort: skip
-from tools.gpu_check import __main__ as program  # isort: skip
-from tools.gpu_check import correctness, invariance, speed  # isort: skip
-from tools.gpu_check.worlds import Shape  # isort: skip
+from tools.gpu_check import __main__ as program
+from tools.gpu_check import correctness, invariance, speed
+from tools.gpu_check.worlds import Shape
 
 SHAPE = Shape("tiny", 32, 24, 3, 1, 16, 40)
 

@@ -9,15 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from services.executor.batch import StepBatch
+from services.executor.kernels.interface import LayerCache, QkNorm, Rotary
+from services.executor.kernels.reference import ReferenceKernels
+from services.executor.kernels.triton import tiles
+from services.executor.kernels.triton.kernels import StepColumns, TritonAttention, TritonKernels
+from services.executor.kernels.triton.tiles import SEGMENT, Tiles
+from tests.fakes.steps import Row, step
 from tests.fakes.triton_device import DEVICE, DTYPES, TOLERANCE
-
-from services.executor.batch import StepBatch  # isort: skip
-from services.executor.kernels.interface import LayerCache, QkNorm, Rotary  # isort: skip
-from services.executor.kernels.reference import ReferenceKernels  # isort: skip
-from services.executor.kernels.triton import tiles  # isort: skip
-from services.executor.kernels.triton.kernels import StepColumns, TritonAttention, TritonKernels  # isort: skip
-from services.executor.kernels.triton.tiles import SEGMENT, Tiles  # isort: skip
-from tests.fakes.steps import Row, step  # isort: skip
 
 KERNELS = TritonKernels(DEVICE)
 PLAIN = ReferenceKernels(DEVICE)

@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from services.executor import sampling
+from services.executor.batch import SampleRow
+from services.executor.kernels.triton import draw
+from shared.wire.sampling import Sampling
 from tests.fakes.triton_device import DEVICE
-
-from services.executor import sampling  # isort: skip
-from services.executor.batch import SampleRow  # isort: skip
-from services.executor.kernels.triton import draw  # isort: skip
-from shared.wire.sampling import Sampling  # isort: skip
 
 VOCAB_SIZE = 150
 SAMPLINGS = [

@@ -7,12 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from services.executor.kernels.reference import ReferenceKernels
+from services.executor.kernels.triton import product as product_module
+from services.executor.kernels.triton.kernels import TritonKernels
+from services.executor.kernels.triton.product import tile_columns
 from tests.fakes.triton_device import DEVICE, DTYPES, TOLERANCE
-
-from services.executor.kernels.reference import ReferenceKernels  # isort: skip
-from services.executor.kernels.triton import product as product_module  # isort: skip
-from services.executor.kernels.triton.kernels import TritonKernels  # isort: skip
-from services.executor.kernels.triton.product import tile_columns  # isort: skip
 
 KERNELS = TritonKernels(DEVICE)
 PLAIN = ReferenceKernels(DEVICE)

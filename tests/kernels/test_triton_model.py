@@ -6,18 +6,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from services.executor.batch import StepBatch
+from services.executor.cuda_graphs import DecodeGraphs, sizes
+from services.executor.kernels.interface import Kernels, LayerCache
+from services.executor.kernels.reference import ReferenceKernels
+from services.executor.kernels.triton.kernels import TritonKernels
+from services.executor.model import config as model_config
+from services.executor.model.llama import Llama
+from services.executor.model.weights import Weights
+from tests.fakes import tiny_models
+from tests.fakes.steps import Row, step
 from tests.fakes.triton_device import DEVICE
-
-from services.executor.batch import StepBatch  # isort: skip
-from services.executor.cuda_graphs import DecodeGraphs, sizes  # isort: skip
-from services.executor.kernels.interface import Kernels, LayerCache  # isort: skip
-from services.executor.kernels.reference import ReferenceKernels  # isort: skip
-from services.executor.kernels.triton.kernels import TritonKernels  # isort: skip
-from services.executor.model import config as model_config  # isort: skip
-from services.executor.model.llama import Llama  # isort: skip
-from services.executor.model.weights import Weights  # isort: skip
-from tests.fakes import tiny_models  # isort: skip
-from tests.fakes.steps import Row, step  # isort: skip
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 24
 
