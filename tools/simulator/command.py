@@ -36,6 +36,7 @@ MaxTokens = Annotated[
 Kv = Annotated[
     Literal["paged", "reserve"], option("kv", "'reserve' holds each request's longest output from the start.")
 ]
+PrefixCache = Annotated[bool, switch("prefix-cache", "Share equal beginnings of prompts.")]
 NumBlocks = Annotated[int, option("num-blocks", "KV blocks of one executor.", min=1)]
 BudgetMs = Annotated[int, option("step-time-budget-ms", "Predicted time that prefills may make a step take.", min=1)]
 StaticBatch = Annotated[int | None, option("static-batch-size", "Policy static: its batch; all lanes unless given.")]
@@ -70,6 +71,7 @@ def simulate(
     max_tokens: MaxTokens = None,
     seed: LoadSeed = 0,
     kv: Kv = "paged",
+    prefix_cache: PrefixCache = True,
     block_size: BlockSize = 16,
     num_blocks: NumBlocks = 4096,
     max_lanes: MaxLanes = 64,
@@ -111,6 +113,7 @@ def simulate(
         step_time_budget_ms=step_time_budget_ms,
         static_batch_size=static_batch_size or max_lanes,
         static_wait_ms=static_wait_ms,
+        prefix_cache=prefix_cache,
     )
     model = Model(
         settings=settings,

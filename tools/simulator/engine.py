@@ -31,7 +31,9 @@ GATEWAY = "gateway-0"
 SAMPLE_EVERY = 16
 """Steps between two looks at what is held and stored."""
 _EOS_COLUMN = tokens.pack([EOS])
-_ARRIVE, _DONE, _TIME = range(3)
+_ARRIVE, _DONE, _TIME, _JOIN = range(4)
+_AFTER_ALL = 2**62
+"""Of entries of one time, those with the lowest number come first; this one comes last."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class Model:
     max_tokens: int | None = None
     """What every request asks for; it stops by itself at its output length. None: exactly its output length."""
     goals: Limits = field(default_factory=Limits)
+    crowd_first: bool = False
+    """Whoever comes at time 0 is there before the executors, so that the first step has its choice."""
 
 
 @dataclass
@@ -110,6 +114,8 @@ class Simulation:
                 self._done(what)
             elif kind == _ARRIVE:
                 self._arrive(what)
+            elif kind == _JOIN:
+                self._join_executors()
             else:
                 self._time_passed()
         assert not self._live, f"{len(self._live)} requests never ended"
@@ -125,12 +131,18 @@ class Simulation:
 
     def _begin(self) -> None:
         self._handle(GatewayJoined(GATEWAY))
+        if self._model.crowd_first:
+            heappush(self._heap, (0, _AFTER_ALL, _JOIN, None))
+        else:
+            self._join_executors()
+        self._comers = self._workload.arrivals()
+        self._next_comer()
+
+    def _join_executors(self) -> None:
         facts = ModelFacts("simulated", VOCAB_SIZE, self._model.context_len, [EOS], "simulated")
         for executor_id in self._executors:
             hello = ExecutorHello(executor_id, 0, facts, self._model.limits, "simulated", "simulated")
             self._handle(ExecutorJoined(executor_id, hello))
-        self._comers = self._workload.arrivals()
-        self._next_comer()
 
     def _push(self, at_us: int, kind: int, what: Any) -> None:
         self._pushed += 1

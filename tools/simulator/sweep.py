@@ -44,7 +44,7 @@ def compare(
     for policy in policies:
         recorder = Recorder(most_executors, most_steps)
         settings = msgspec.structs.replace(model.settings, policy=policy)
-        row = run(replace(model, settings=settings), workload(), recorder, {"policy": policy})
+        row = run(replace(model, settings=settings, crowd_first=True), workload(), recorder, {"policy": policy})
         yield Compared(policy, row, recorder)
 
 

@@ -1,0 +1,78 @@
+"""A fit predicts the steps it was made of, whatever their shape; a busy machine's outliers do not count."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from services.scheduler.core.limits import Settings
+from services.scheduler.journal import Journal
+from shared.wire.facts import ExecutorLimits
+from tests.unit.test_journal import WORDS, Recorded
+from tools.simulator.costs import Costs, FitError, Measured, fit, fit_steps, trimmed_mean
+
+
+def cpu_us(rows: int, reads: int) -> float:
+    """Eight rows cost what one does, then each costs more."""
+    return 15_000 + 620 * max(0, rows - 8) + 0.4 * reads
+
+
+def measured(chance: random.Random, noise: float) -> list[Measured]:
+    steps = []
+    for _ in range(600):
+        rows = chance.choice([1, 2, 4, 8, 12, 16, 24, 32, 64, 100, 128, 256])
+        reads = rows * chance.randint(1, 2000)
+        slow = 3.0 if chance.random() < 0.05 else 1.0
+        steps.append(Measured(rows, reads, round(cpu_us(rows, reads) * slow * chance.uniform(1 - noise, 1 + noise))))
+    return steps
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_fit_is_within_a_few_percent(seed: int) -> None:
+    knots, knots_us, read_us = fit_steps(measured(random.Random(seed), noise=0.03))
+    costs = Costs(knots, knots_us, read_us, 0, 0)
+    for rows in (1, 4, 8, 16, 32, 64, 128, 256):
+        for context in (10, 500, 1500):
+            assert costs.step_us(rows, rows * context) == pytest.approx(cpu_us(rows, rows * context), rel=0.08)
+
+
+def test_more_rows_never_cost_less() -> None:
+    knots, knots_us, _ = fit_steps(measured(random.Random(7), noise=0.3))
+    assert list(knots_us) == sorted(knots_us)
+    assert list(knots) == sorted(set(knots))
+
+
+def test_a_line_is_a_line() -> None:
+    costs = Costs.line(1000, 10, 0.5, 0, 0)
+    assert costs.step_us(5, 100) == 1100
+    assert costs.step_us(5000, 0) == 51_000
+
+
+def test_too_few_steps_are_no_fit() -> None:
+    with pytest.raises(FitError, match="3 steps"):
+        fit_steps([Measured(1, 1, 1)] * 3)
+
+
+def test_all_steps_alike_are_a_fit() -> None:
+    knots, knots_us, read_us = fit_steps([Measured(1, 0, 5000)] * 30)
+    assert Costs(knots, knots_us, read_us, 0, 0).step_us(1, 0) == 5000
+
+
+def test_pauses_do_not_count() -> None:
+    assert trimmed_mean([1.0] * 18 + [0.0, 10_000.0]) == 1.0
+    assert trimmed_mean([]) == 0.0
+
+
+def test_a_journal_tells_the_cost_of_its_steps(tmp_path: Path) -> None:
+    world = Recorded(Settings(), WORDS)
+    world.journal = Journal(tmp_path / "j", world.scheduler)
+    gateway = world.join_gateway()
+    world.join_executor(ExecutorLimits(40, 4, 4, 16))
+    for i in range(12):
+        world.submit(gateway, [100 + i] * (1 + 2 * i), 20, seed=i)
+        world.drain()
+    world.journal.close()
+    costs = fit(tmp_path / "j", link_us=5)
+    # What tests.fakes.model_executor makes up: 1500 + 700 a row + 50 a read.
+    assert costs.step_us(1, 20) == pytest.approx(1500 + 700 + 50 * 20, rel=0.1)
+    assert costs.link_us == 5
