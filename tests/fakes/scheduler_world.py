@@ -315,7 +315,8 @@ class World:
                     assert lane.known >= lane.request.limit, f"a lane rests\n{lane.request.tell()}"
                 if not core.lanes and not self._batch_may_fill(core):
                     for request in ledger.queue.all():
-                        assert not fits_ever(request, core), f"needless waiting\n{request.tell()}"
+                        kept = ledger.preferences.keep_from(request, core, self.now_ms)
+                        assert kept or not fits_ever(request, core), f"needless waiting\n{request.tell()}"
             for request in ledger.queue.all():
                 assert _remembered(core, request) == _findable(core, request), "B7"
 

@@ -82,8 +82,12 @@ def candidates(
     most: int,
     excluded: list[Request],
     tokens_needed: Callable[[Request, Executor], int],
+    is_kept: Callable[[Request, Executor], bool],
 ) -> Picked:
-    """Up to ``most`` waiting requests the executor could admit now, with room for ``tokens_needed`` each."""
+    """Up to ``most`` waiting requests the executor could admit now, with room for ``tokens_needed`` each.
+
+    Those that are kept for another executor are passed over.
+    """
     chosen: list[Request] = []
     blocked: Request | None = None
     num_before = 0
@@ -92,7 +96,7 @@ def candidates(
     for request in queue.head(LOOKAHEAD):
         if len(chosen) == most or not passes:
             break
-        if request in excluded or not fits_ever(request, executor):
+        if request in excluded or not fits_ever(request, executor) or is_kept(request, executor):
             continue
         need = executor.need(request, tokens_needed(request, executor))
         if need <= free:

@@ -151,6 +151,7 @@ def _check_requests(scheduler: Scheduler) -> None:
     _check_queue(ledger.queue)
     running = [lane.request for executor in scheduler.executors.values() for lane in executor.lanes.values()]
     held = ledger.siblings.held()
+    _require(set(ledger.preferences.requests()) <= set(queued), "a request that does not wait is kept for an executor")
     places = [*queued, *ledger.stranded, *held, *running]
     live = [request for requests in ledger.requests.values() for request in requests.values()]
     _require(len(set(places)) == len(places), "a request is in two places")

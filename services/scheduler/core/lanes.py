@@ -134,6 +134,7 @@ class Executor:
         "confirmed",
         "cost",
         "dead",
+        "draining_until_ms",
         "free_lanes",
         "hello",
         "id",
@@ -190,6 +191,13 @@ class Executor:
         self.seen_version = -1
         """The queue's version at that time."""
         self.steps_done = 0
+        self.draining_until_ms: int | None = None
+        """It wants to leave: nobody is admitted any more, and whoever still runs then goes elsewhere."""
+
+    @property
+    def draining(self) -> bool:
+        """Whether it is on its way out."""
+        return self.draining_until_ms is not None
 
     @property
     def num_lanes(self) -> int:

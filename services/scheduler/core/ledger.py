@@ -7,10 +7,12 @@ Called by ``machine``, ``planner`` and ``results``. A request is in exactly one 
 from services.scheduler.core.actions import ToGateway
 from services.scheduler.core.admission import Refusal, fits_ever, judge
 from services.scheduler.core.counters import Counters, count
+from services.scheduler.core.directory import Directory
 from services.scheduler.core.lanes import NEVER, Executor, Lane
 from services.scheduler.core.limits import Settings
 from services.scheduler.core.outbox import Outbox
 from services.scheduler.core.policies import choose
+from services.scheduler.core.preference import Preferences
 from services.scheduler.core.request import Request, Status, Verb
 from services.scheduler.core.siblings import Siblings
 from services.scheduler.core.waiting import WaitingQueue
@@ -44,6 +46,10 @@ class Ledger:
         self.queue = WaitingQueue(settings)
         self.stranded: dict[Request, int] = {}
         """Requests no connected executor could hold, and since when."""
+        self.directory = Directory() if settings.prefix_cache else None
+        """Where prefixes may be found; None without a prefix cache."""
+        self.preferences = Preferences(self.directory or Directory(), executors, settings.prefix_wait_ms)
+        """Waiting requests that are kept for an executor."""
         self.siblings = Siblings()
         """Requests that wait for another one to compute their prompt."""
         self.num_running = 0
@@ -121,6 +127,7 @@ class Ledger:
             if hold_back and self._may_share(request.submit) and self.siblings.hold_back(request):
                 return
             self.queue.push(request)
+            self.preferences.note(request, self.now_ms)
         else:
             self._strand(request)
 
@@ -167,11 +174,13 @@ class Ledger:
         """Whoever fits no executor that is left waits for one to come, for a bounded time."""
         for request in self.queue.all():
             if self._largest is None or not fits_ever(request, self._largest):
-                self.queue.discard(request)
+                self._unqueue(request)
                 self._strand(request)
 
     def expire(self) -> None:
-        """End those that have waited for an executor for too long."""
+        """End those that have waited for an executor for too long; stop keeping others for one."""
+        if self.preferences.expire(self.now_ms):
+            self.queue.version += 1
         for request, since_ms in list(self.stranded.items()):
             if self.now_ms - since_ms >= self.settings.recovery_timeout_ms:
                 what = "could hold this request" if self.executors else "was connected"
@@ -229,7 +238,11 @@ class Ledger:
         if request.status is Status.RUNNING:
             self._leave_lane(request, dead=self.policy.keeps_dead)
         elif self.stranded.pop(request, None) is None and not self.siblings.discard(request):
-            self.queue.discard(request)
+            self._unqueue(request)
+
+    def _unqueue(self, request: Request) -> None:
+        self.queue.discard(request)
+        self.preferences.forget(request)
 
     def _leave_lane(self, request: Request, dead: bool = False) -> None:
         assert request.lane is not None
@@ -240,6 +253,7 @@ class Ledger:
     def admit(self, request: Request, executor: Executor) -> Lane:
         """Give a waiting request a lane."""
         self.queue.admit(request)
+        self.preferences.forget(request)
         lane = executor.open_lane(request)
         request.lane = lane
         if request.failures >= SUSPECT_FAILURES:

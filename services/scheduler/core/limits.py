@@ -43,6 +43,9 @@ class Settings(Struct, frozen=True, array_like=True):
     prefix_cache: bool = True
     """Whether blocks of tokens that were computed are kept and shared."""
 
+    prefix_wait_ms: int = 200
+    """How long a waiting request is kept for the executor that holds its longest prefix; 0 is not at all."""
+
     def __post_init__(self) -> None:
         if self.max_inflight not in (1, 2):
             raise ValueError(f"max_inflight is 1 or 2, not {self.max_inflight}")
@@ -51,8 +54,9 @@ class Settings(Struct, frozen=True, array_like=True):
         for name in ("step_time_budget_ms", "recovery_timeout_ms", "step_timeout_ms", "static_batch_size", "ageing_ms"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
-        if self.static_wait_ms < 0:
-            raise ValueError(f"static_wait_ms must not be negative, not {self.static_wait_ms}")
+        for name in ("static_wait_ms", "prefix_wait_ms"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
         for tenant, weight in self.tenant_weights.items():
             if not 0 < weight < inf:
                 raise ValueError(f"tenant_weights must be positive, not {weight} for {tenant}")

@@ -11,7 +11,6 @@ from services.scheduler.core import placement, results
 from services.scheduler.core.actions import Action, DropExecutor, RefuseExecutor, ToExecutor, ToGateway
 from services.scheduler.core.admission import largest_pool
 from services.scheduler.core.counters import Counters, count
-from services.scheduler.core.directory import Directory
 from services.scheduler.core.events import (
     Cancelled,
     Event,
@@ -44,7 +43,6 @@ class Scheduler:
         self.executors: dict[str, Executor] = {}
         self.ledger = Ledger(settings, self.executors)
         self._planner = Planner(epoch, self.ledger)
-        self._directory = Directory() if settings.prefix_cache else None
         self._announced = self._availability()
         self._fleet_changed = False
         self._roomy: dict[str, Executor] = {}
@@ -101,8 +99,8 @@ class Scheduler:
             break
         if self.ledger.stranded:
             deadlines.append(min(self.ledger.stranded.values()) + self.settings.recovery_timeout_ms)
-        if self._wake_ms is not None:
-            deadlines.append(self._wake_ms)
+        kept_ms = self.ledger.preferences.deadline_ms()
+        deadlines += [deadline for deadline in (self._wake_ms, kept_ms) if deadline is not None]
         return min(deadlines, default=None)
 
     def snapshot(self) -> dict[str, Any]:
@@ -279,7 +277,7 @@ class Scheduler:
             return []
         self.counters.executors_joined += 1
         self.ledger.facts = event.hello.facts
-        executor = Executor(event.executor, event.hello, self.settings.max_step_tokens, self._directory)
+        executor = Executor(event.executor, event.hello, self.settings.max_step_tokens, self.ledger.directory)
         self.executors[event.executor] = self._roomy[event.executor] = executor
         self.ledger.outbox.put(ToExecutor(event.executor, ExecutorWelcome(self.epoch)))
         self._fleet_changed = True

@@ -198,9 +198,14 @@ class Planner:
             most=min(most, len(executor.free_lanes)),
             excluded=turn.preempted,
             tokens_needed=self._policy.tokens_needed,
+            is_kept=self._is_kept,
         )
         turn.blocked, turn.passing = picked.blocked, picked.chosen[picked.num_before :]
         return picked.chosen
+
+    def _is_kept(self, request: Request, executor: Executor) -> bool:
+        """Whether a waiting request is left to another executor for now."""
+        return self.ledger.preferences.keep_from(request, executor, self.ledger.now_ms)
 
     def prefill(self, turn: Turn, new: list[Request], share_out: ShareOut) -> None:
         """Share what is left of the step among started prefills and new requests; count who was passed over."""

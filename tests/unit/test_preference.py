@@ -1,0 +1,124 @@
+"""A request goes to the executor that holds its longest prefix, if that has room soon; else to whoever has."""
+
+import pytest
+
+from services.scheduler.core.limits import Settings
+from shared.wire.facts import ExecutorLimits, ModelFacts
+from tests.fakes.scheduler_world import World
+
+FACTS = ModelFacts("plain", 1000, 8192, [], "fake")
+LIMITS = ExecutorLimits(64, 16, 2, 512)
+PROMPT = list(range(100))
+
+
+class Bench:
+    """Two executors; the second holds a prefix of PROMPT."""
+
+    def __init__(self, **settings):
+        self.world = World(Settings(max_inflight=1, **settings), FACTS)
+        self.gateway = self.world.join_gateway()
+        second = self.world.join_executor(LIMITS).id
+        self.submit(PROMPT[:65], 1)
+        self.world.drain()
+        self.first, self.second = self.world.join_executor(LIMITS).id, second
+
+    def submit(self, prompt, max_tokens=4, **fields):
+        return self.world.submit(self.gateway, prompt, max_tokens, **fields)
+
+    def place(self, stream):
+        lane = self.world.scheduler.ledger.requests[self.gateway][stream.submit.request_id].lane
+        return lane.executor.id if lane is not None else None
+
+
+def other_prompt(first):
+    return [500 + first + i for i in range(40)]
+
+
+def test_a_request_prefers_the_executor_with_its_longest_prefix():
+    bench = Bench()
+    bench.submit(other_prompt(0))
+    assert bench.place(bench.submit(other_prompt(100))) is not None
+    stream = bench.submit(PROMPT)
+    bench.world.run_step(bench.first)
+    bench.world.run_step(bench.first)
+    assert bench.place(stream) is None, "the other one has room, and leaves it"
+    bench.world.run_step(bench.second)
+    assert bench.place(stream) == bench.second
+    bench.world.drain()
+    assert stream.cached_tokens == 64
+
+
+def test_the_wait_is_bounded():
+    bench = Bench(prefix_wait_ms=50)
+    bench.submit(other_prompt(0))
+    bench.submit(other_prompt(100))
+    bench.world.run_step(bench.first)
+    stream = bench.submit(PROMPT)
+    assert bench.place(stream) is None
+    bench.world.pass_time(49)
+    assert bench.place(stream) is None
+    bench.world.pass_time(1)
+    bench.world.run_step(bench.first)
+    assert bench.place(stream) == bench.first
+    bench.world.drain()
+    assert stream.cached_tokens == 0
+
+
+@pytest.mark.parametrize("settings", [{"prefix_wait_ms": 0}, {"prefix_cache": False}])
+def test_without_a_wait_or_a_cache_whoever_has_room_pulls(settings):
+    bench = Bench(**settings)
+    bench.submit(other_prompt(0))
+    bench.submit(other_prompt(100))
+    stream = bench.submit(PROMPT)
+    bench.world.run_step(bench.first)
+    assert bench.place(stream) == bench.first
+
+
+def test_a_full_executor_is_not_waited_for():
+    bench = Bench()
+    held = [bench.submit(PROMPT, 40), bench.submit(PROMPT, 40)]
+    bench.world.run_step(bench.second)
+    assert [bench.place(stream) for stream in held] == [bench.second, bench.second]
+    assert bench.place(bench.submit(PROMPT)) == bench.first
+
+
+def test_whoever_holds_as_much_takes_it():
+    bench = Bench(prefix_wait_ms=50)
+    bench.submit(other_prompt(0))
+    again = bench.submit(PROMPT[:66], 1)
+    bench.world.pass_time(50)
+    assert bench.place(again) == bench.first
+    bench.world.drain()
+    busy = bench.submit(other_prompt(200))
+    stream = bench.submit(PROMPT)
+    assert {bench.place(busy), bench.place(stream)} == {bench.first, bench.second}
+    bench.world.drain()
+    assert stream.cached_tokens == 64
+
+
+def test_an_executor_that_is_lost_is_not_waited_for():
+    bench = Bench()
+    bench.submit(other_prompt(0))
+    stream = bench.submit(PROMPT)
+    assert bench.place(stream) is None
+    bench.world.kill_executor(bench.second)
+    assert bench.place(stream) == bench.first
+
+
+def test_a_new_executor_gets_work_at_once():
+    bench = Bench()
+    bench.world.kill_executor(bench.first)
+    streams = [bench.submit(other_prompt(100 * i), 40) for i in range(3)]
+    assert bench.place(streams[-1]) is None
+    new = bench.world.join_executor(LIMITS).id
+    assert bench.place(streams[-1]) == new
+
+
+def test_a_hint_is_followed_only_as_far_as_it_is_true(monkeypatch):
+    """Every chain looks the same to the directory: nothing is kept for an executor that holds nothing."""
+    monkeypatch.setattr("services.scheduler.core.directory.crc32", lambda data, before=0: 7)
+    bench = Bench()
+    stream = bench.submit(other_prompt(0))
+    assert not bench.world.scheduler.ledger.preferences.requests()
+    assert bench.place(stream) is not None
+    bench.world.drain()
