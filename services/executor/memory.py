@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from services.executor.model.config import ModelConfig
+from shared.wire.facts import MAX_BLOCKS
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ def num_blocks(
         usable = share if device.type == "cuda" else min(share, _DEFAULT_CPU_BYTES)
         chosen = max(usable // per_block, min(blocks_of_context, share // per_block))
         chosen, why = min(chosen, blocks_of_context * max_lanes), f"of {free // _MEBIBYTE} MiB free memory"
+    chosen = min(chosen, MAX_BLOCKS)
     if chosen < 1:
         raise ValueError(f"no KV block fits: one needs {per_block} bytes")
     log.info(

@@ -4,7 +4,13 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-Positive = Annotated[int, Meta(gt=0)]
+MAX_BLOCKS = 2**22
+"""The scheduler keeps books of every block: what an executor claims must not fill its memory."""
+MAX_LANES = 2**16
+MAX_STEP_TOKENS = 2**20
+
+Positive = Annotated[int, Meta(gt=0, lt=2**31)]
+TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 
 
 class ModelFacts(Struct, frozen=True, array_like=True):
@@ -15,7 +21,7 @@ class ModelFacts(Struct, frozen=True, array_like=True):
     vocab_size: Positive
     context_len: Positive
     """Most tokens (prompt + output) a sequence may hold."""
-    eos_token_ids: list[int]
+    eos_token_ids: Annotated[list[TokenId], Meta(max_length=4096)]
     """Union of every source of end ids; a request that does not ignore EOS stops at any of them."""
     tokenizer_digest: str
     """sha256 hex of the tokenizer file (``fake`` for the built-in one): gateway and executor must read the same."""
@@ -24,11 +30,11 @@ class ModelFacts(Struct, frozen=True, array_like=True):
 class ExecutorLimits(Struct, frozen=True, array_like=True):
     """What one executor can hold. The executor is the only owner of these numbers."""
 
-    num_blocks: Positive
+    num_blocks: Annotated[int, Meta(gt=0, le=MAX_BLOCKS)]
     """Usable blocks, numbered 0..num_blocks-1."""
     block_size: Positive
     """Slots per block."""
-    num_lanes: Positive
+    num_lanes: Annotated[int, Meta(gt=0, le=MAX_LANES)]
     """Most requests admitted at once, lanes are numbered 0..num_lanes-1."""
-    max_step_tokens: Positive
+    max_step_tokens: Annotated[int, Meta(gt=0, le=MAX_STEP_TOKENS)]
     """Most rows (prefill + decode tokens) in one step."""

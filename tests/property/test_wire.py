@@ -161,3 +161,12 @@ def test_columns_of_unequal_length_are_a_value_error() -> None:
         list(executor.appends_of(msgspec.structs.replace(good, append_blocks=b"")))
     with pytest.raises(ValueError, match=r"."):
         executor.samples_of(executor.BatchResult(1, 2, sample_lanes=tokens.pack([1])))
+
+
+@pytest.mark.parametrize("name", ["num_blocks", "block_size", "num_lanes", "max_step_tokens"])
+def test_an_executor_that_claimed_billions_of_blocks_filled_the_schedulers_memory(name: str) -> None:
+    hello = next(sample for sample in SAMPLES if isinstance(sample, executor.ExecutorHello))
+    for claim in (0, -1, 2**31, 2**45):
+        limits = msgspec.structs.replace(hello.limits, **{name: claim})
+        with pytest.raises(DecodeError):
+            codec.executor_to_scheduler.decode(codec.encode(msgspec.structs.replace(hello, limits=limits)))

@@ -8,6 +8,7 @@ import torch
 
 from services.executor import memory
 from services.executor.model import config as model_config
+from shared.wire.facts import MAX_BLOCKS
 from tests.fakes import tiny_models
 
 CPU = torch.device("cpu")
@@ -67,3 +68,8 @@ def test_the_control_groups_limit_counts(tmp_path: Path, names: tuple[str, str] 
 def test_free_memory_is_positive_and_less_than_all() -> None:
     total = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
     assert 0 < memory.free_bytes(CPU) <= total
+
+
+def test_no_more_blocks_than_a_scheduler_keeps_books_of(config: model_config.ModelConfig) -> None:
+    assert blocks(config, wanted=10**9) == MAX_BLOCKS
+    assert blocks(config, kv_memory=10**18) == MAX_BLOCKS

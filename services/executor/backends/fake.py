@@ -20,7 +20,7 @@ from services.executor.batch import PromptRow, SampleRow, StepBatch
 from services.executor.options import ExecutorOptions
 from shared import fake_model
 from shared.wire import tokens
-from shared.wire.facts import ExecutorLimits, ModelFacts
+from shared.wire.facts import MAX_BLOCKS, ExecutorLimits, ModelFacts
 
 POISON = -1
 DEFAULT_NUM_BLOCKS = 4096
@@ -166,7 +166,7 @@ def load(options: ExecutorOptions, on_progress: Callable[[str], None]) -> FakeBa
         time.sleep(faults.start_delay_s)
     num_blocks = options.num_blocks
     if num_blocks is None and options.kv_memory is not None:
-        num_blocks = options.kv_memory // (BYTES_PER_SLOT * options.block_size)
+        num_blocks = min(options.kv_memory // (BYTES_PER_SLOT * options.block_size), MAX_BLOCKS)
     limits = ExecutorLimits(
         num_blocks=DEFAULT_NUM_BLOCKS if num_blocks is None else num_blocks,
         block_size=options.block_size,
