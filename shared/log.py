@@ -8,6 +8,8 @@ import sys
 import time
 
 LEVELS = ("debug", "info", "warning", "error")
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
+"""A record may quote a peer: nothing in it begins another line or speaks to the terminal."""
 
 
 class _Formatter(logging.Formatter):
@@ -16,6 +18,9 @@ class _Formatter(logging.Formatter):
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         return f"{clock}.{int(record.msecs):03d}"
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return super().formatMessage(record).translate(_CONTROLS)
 
 
 def setup(process_name: str, level: str) -> None:

@@ -24,6 +24,8 @@ _log = logging.getLogger(__name__)
 
 Incoming = TypeVar("Incoming")
 
+REFUSALS_PER_INTERVAL = 10
+"""Logged; whoever floods the port with hellos that are none must not fill the log. All are answered and counted."""
 PROBE_DELAY_S = 0.02
 """From a closed connection to asking every peer whether it is still there: the socket learns of it a moment later."""
 
@@ -76,6 +78,7 @@ class Router(Generic[Incoming]):
         self._on_crash = on_crash
         self._sessions: dict[str, _Session] = {}
         self._greeting: set[str] = set()  # said hello, not answered yet
+        self._num_refused = 0  # since the last tick
         self._losses: dict[str, str] = {}  # sessions that ended, the handler not told yet
         self._probe: asyncio.Handle | None = None
         self._link: LoopSocket | None = None
@@ -201,7 +204,10 @@ class Router(Generic[Incoming]):
     # Sending.
 
     def _refuse(self, peer: str, reason: str) -> None:
-        _log.warning("refused %s: %s", peer, reason)
+        self.counters[session.REFUSED] += 1
+        self._num_refused += 1
+        if self._num_refused <= REFUSALS_PER_INTERVAL:
+            _log.warning("refused %s: %s", peer, reason)
         self._transmit(peer, session.NO_SESSION, Refused(reason))
 
     def _transmit(self, peer: str, session_id: int, message: Struct) -> str | None:
@@ -225,6 +231,9 @@ class Router(Generic[Incoming]):
 
     def _tick(self) -> None:
         self._timer = self._callbacks.later(self._interval_s, self._tick)
+        if self._num_refused > REFUSALS_PER_INTERVAL:
+            _log.warning("refused %d more hellos", self._num_refused - REFUSALS_PER_INTERVAL)
+        self._num_refused = 0
         now = self._callbacks.now()
         for peer, peer_session in list(self._sessions.items()):
             if peer_session.liveness.lost(now):

@@ -30,7 +30,8 @@ NOT_DECODED = "not_decoded"
 UNEXPECTED = "unexpected"
 UNKNOWN_PEER = "unknown_peer"
 NOT_SENT = "not_sent"
-REASONS = (BAD_FRAMES, BAD_IDENTITY, BAD_SESSION, NOT_DECODED, UNEXPECTED, UNKNOWN_PEER, NOT_SENT)
+REFUSED = "refused"
+REASONS = (BAD_FRAMES, BAD_IDENTITY, BAD_SESSION, NOT_DECODED, UNEXPECTED, UNKNOWN_PEER, NOT_SENT, REFUSED)
 
 
 def frames_of(session_id: int, message: Struct) -> list[bytes]:

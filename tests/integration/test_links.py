@@ -334,6 +334,18 @@ async def test_the_owner_may_refuse_a_hello() -> None:
         assert other.refusals == ["another model"]
 
 
+async def test_a_flood_of_hellos_that_are_none_filled_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async with router_end(**FAST) as (end, address), dealer_end(address, **PATIENT) as other:
+        await await_until(lambda: other.dealer.connected, 5, "a session")
+        with raw_peer(address) as peer:
+            for _ in range(500):
+                peer.socket.send_multipart([bytes(session.SESSION_BYTES), b"junk"])
+            await await_until(lambda: end.router.counters[session.REFUSED] == 500, 10, "all are counted")
+            await await_until(lambda: "more hellos" in caplog.text, 10, "the rest is summed up")
+        assert len(caplog.records) < 200
+        assert other.dealer.connected
+
+
 async def test_garbage_is_counted_and_hurts_nobody() -> None:
     async with router_end(**PATIENT) as (end, address), dealer_end(address, **PATIENT) as other:
         await await_until(lambda: other.dealer.connected, 5, "a session")
@@ -352,7 +364,12 @@ async def test_garbage_is_counted_and_hurts_nobody() -> None:
             await await_until(lambda: (m := peer.poll()) and refusals.append(m[1]) is None, 5, "an answer to a hello")
             assert isinstance(refusals[0], Refused)
             counters = end.router.counters
-            expected = {session.BAD_FRAMES: 250, session.NOT_DECODED: 251, session.BAD_IDENTITY: 100}
+            expected = {
+                session.BAD_FRAMES: 250,
+                session.NOT_DECODED: 251,
+                session.BAD_IDENTITY: 100,
+                session.REFUSED: 1,
+            }
             await await_until(lambda: counters == expected, 5, f"all counted: {counters}")
             peer.send(gateway.Cancel("still here"))
             assert other.dealer.send(gateway.Cancel("me too"))

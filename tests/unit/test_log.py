@@ -34,3 +34,20 @@ def test_setting_up_twice_does_not_double_the_lines(capsys: pytest.CaptureFixtur
 def test_an_unknown_level_is_the_users_mistake() -> None:
     with pytest.raises(ValueError, match="loud"):
         log.setup("a", "loud")
+
+
+def test_a_peers_text_began_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    log.setup("a", "info")
+    logging.getLogger().warning("failed: %s", "x\n12:00:00.000 INFO a: all is well\x1b[2J\x9b1m")
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    assert line[:-1].isprintable()
+
+
+def test_a_traceback_keeps_its_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    log.setup("a", "info")
+    try:
+        raise ValueError("no")
+    except ValueError:
+        logging.getLogger().exception("broke")
+    assert capsys.readouterr().err.endswith("ValueError: no\n")
