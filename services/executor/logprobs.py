@@ -8,10 +8,8 @@ varies with the number of rows.
 import numpy as np
 from numpy.typing import NDArray
 
+from services.executor.largest import Ids, Row, places_of_largest
 from shared.wire.logprobs import FLOOR
-
-Row = NDArray[np.float32]
-Ids = NDArray[np.int64]
 
 
 def record(logits: Row, token: int, num_logprobs: int) -> bytes:
@@ -21,20 +19,9 @@ def record(logits: Row, token: int, num_logprobs: int) -> bytes:
         top = np.arange(num_logprobs)
         return _packed(np.full(1 + num_logprobs, FLOOR), top)
     log_total = np.log(np.exp(logits - best).sum(dtype=np.float64))
-    top = most_likely(logits, num_logprobs)
+    top = places_of_largest(logits, num_logprobs)
     told = logits[np.append(token, top)].astype(np.float64) - np.float64(best) - log_total
     return _packed(np.maximum(told, FLOOR), top)
-
-
-def most_likely(logits: Row, count: int) -> Ids:
-    """Ids of the ``count`` largest logits, in descending order; of equal ones the lowest id comes first."""
-    count = min(count, len(logits))
-    if not count:
-        return np.empty(0, np.int64)
-    least = np.partition(logits, len(logits) - count)[len(logits) - count]
-    candidates = np.flatnonzero(logits >= least)
-    order = np.argsort(-logits[candidates], kind="stable")[:count]
-    return candidates[order]
 
 
 def _packed(logprobs: NDArray[np.float64], top: Ids) -> bytes:

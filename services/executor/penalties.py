@@ -20,8 +20,18 @@ Indexed = tuple[int, SampleRow]
 """A row of the logits and what it is."""
 
 
+def changes(row: SampleRow) -> bool:
+    """Whether a row's logits are not taken as they are."""
+    sampling = row.sampling
+    penalised = sampling.repetition_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty
+    return bool(penalised or sampling.bias_ids) or row.position - row.num_prompt < sampling.min_tokens
+
+
 def apply(logits: Tensor, rows: Sequence[Indexed]) -> None:
-    """Change the logits [S, V] of ``rows`` in place: repetition, then presence and frequency, then bias, then masks."""
+    """Change the logits [S, V], float32 and contiguous, of ``rows`` in place.
+
+    First repetition, then presence and frequency, then bias, then masks.
+    """
     _repetition(logits, [(i, row) for i, row in rows if row.sampling.repetition_penalty != 1])
     _add(logits, _frequencies(rows))
     _add(logits, _biases(rows, logits.shape[-1]))
@@ -36,9 +46,16 @@ def _repetition(logits: Tensor, rows: Sequence[Indexed]) -> None:
     parts = [(i, row.tokens.astype(np.int64), row.sampling.repetition_penalty) for i, row in rows]
     where = _flat(logits, [(i, ids) for i, ids, _ in parts])
     penalties = np.concatenate([np.full(len(ids), penalty, np.float32) for _, ids, penalty in parts])
-    flat, by = logits.view(-1), torch.as_tensor(penalties, device=logits.device)
-    values = flat[where]
-    flat[where] = torch.where(values > 0, values / by, values * by)
+    if logits.device.type == "cpu":  # without waking torch's threads for a few hundred numbers
+        flat = logits.numpy().reshape(-1)
+        values = flat[where]
+        flat[where] = np.where(values > 0, values / penalties, values * penalties)
+    else:
+        there = torch.as_tensor(where, device=logits.device)
+        by = torch.as_tensor(penalties, device=logits.device)
+        logits_there = logits.view(-1)[there]
+        changed = torch.where(logits_there > 0, logits_there / by, logits_there * by)
+        logits.view(-1)[there] = changed
 
 
 Change = tuple[int, Ids, NDArray[np.float32]]
@@ -70,9 +87,12 @@ def _biases(rows: Sequence[Indexed], vocab_size: int) -> list[Change]:
 def _add(logits: Tensor, changes: Sequence[Change]) -> None:
     if changes:
         where = _flat(logits, [(i, ids) for i, ids, _ in changes])
-        added = torch.as_tensor(np.concatenate([values for _, _, values in changes]), device=logits.device)
-        flat = logits.view(-1)
-        flat[where] = flat[where] + added
+        added = np.concatenate([values for _, _, values in changes])
+        if logits.device.type == "cpu":
+            logits.numpy().reshape(-1)[where] += added
+        else:
+            there = torch.as_tensor(where, device=logits.device)
+            logits.view(-1)[there] += torch.as_tensor(added, device=logits.device)
 
 
 def _mask_until_min_tokens(logits: Tensor, rows: Sequence[Indexed]) -> None:
@@ -83,10 +103,14 @@ def _mask_until_min_tokens(logits: Tensor, rows: Sequence[Indexed]) -> None:
             stops = np.array(columns.unpack(row.sampling.stop_token_ids), np.int64)
             masks.append((i, stops[stops < vocab_size]))
     if masks:
-        logits.view(-1)[_flat(logits, masks)] = float("-inf")
+        where = _flat(logits, masks)
+        if logits.device.type == "cpu":
+            logits.numpy().reshape(-1)[where] = -np.inf
+        else:
+            logits.view(-1)[torch.as_tensor(where, device=logits.device)] = float("-inf")
 
 
-def _flat(logits: Tensor, parts: Sequence[tuple[int, Ids]]) -> Tensor:
+def _flat(logits: Tensor, parts: Sequence[tuple[int, Ids]]) -> Ids:
     """Places of (row, token) in the flattened logits."""
     vocab_size = logits.shape[-1]
-    return torch.as_tensor(np.concatenate([i * vocab_size + ids for i, ids in parts]), device=logits.device)
+    return np.concatenate([i * vocab_size + ids for i, ids in parts])

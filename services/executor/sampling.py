@@ -1,8 +1,9 @@
 """From logits to tokens. A token is a pure function of (its row's logits, its parameters, its seed, its position).
 
-Called by the torch backend. Work on all rows at once is numpy's, element by element or along one row in a fixed order,
-so that a row's token is the same alone and among any others (the order of torch's sums varies with the number of rows).
-Greedy rows that ask for nothing are settled by one maximum over the step's logits and pay for nothing else.
+Called by the torch backend. Greedy rows that ask for nothing are settled by one maximum over the step's logits and pay
+for nothing else. On the host every other row is numpy's, one at a time: along one row the order of a sum is fixed, so
+that its token is the same alone and among any others (the order of torch's sums varies with the number of rows), and a
+row stays in the cache from its first pass to its last.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from torch import Tensor
 from services.executor import logprobs, penalties
 from services.executor.backend import StepOutput
 from services.executor.batch import SampleRow
+from services.executor.largest import Row, largest
 from shared.wire.sampling import Sampling
 
 _SPAN = 64
@@ -32,10 +34,10 @@ def on_host(logits: Tensor, drawing: Sequence[tuple[int, SampleRow]]) -> list[in
     best, best_ids = logits.max(dim=-1)  # a NaN anywhere in a row makes its maximum NaN
     chosen: list[int] = torch.where(torch.isfinite(best), best_ids, -1).tolist()
     drawn = [(i, row) for i, row in drawing if chosen[i] >= 0]
-    if drawn:
-        rows = logits[[i for i, _ in drawn]].cpu().numpy()
-        for (i, _), token in zip(drawn, _draw(rows, [row for _, row in drawn]), strict=True):
-            chosen[i] = token
+    numbers = uniforms([row.sampling.seed for _, row in drawn], [row.position for _, row in drawn])
+    rows = _host_rows(logits, [i for i, _ in drawn])
+    for (i, row), row_logits, number in zip(drawn, rows, numbers.tolist(), strict=True):
+        chosen[i] = _draw(row_logits, row.sampling, number)
     return chosen
 
 
@@ -45,19 +47,32 @@ def sample(logits: Tensor, samples: Sequence[SampleRow], choose: Choose = on_hos
     A row without a usable maximum (NaN, infinities, everything masked) becomes a failure of that row alone.
     """
     asking = [(i, row) for i, row in enumerate(samples) if not row.plain]
+    changing = [(i, row) for i, row in asking if penalties.changes(row)]
     telling = [i for i, row in asking if row.sampling.num_logprobs >= 0]
-    raw = logits[telling].cpu().numpy() if telling else None  # a copy, from before anything is changed
-    if asking:
-        penalties.apply(logits, asking)
+    raw = dict(zip(telling, _host_rows(logits, telling), strict=True))
+    if changing:
+        for i, _ in changing:
+            if i in raw:
+                raw[i] = raw[i].copy()
+        penalties.apply(logits, changing)
     chosen = choose(logits, [(i, row) for i, row in asking if row.sampling.temperature > 0])
     failures = {index: "the logits are not finite" for index, token in enumerate(chosen) if token < 0}
     output = StepOutput(chosen, failures)
-    if raw is not None:
-        for index, row_logits in zip(telling, raw, strict=True):
-            if index not in failures:
-                num_logprobs = samples[index].sampling.num_logprobs
-                output.logprobs[index] = logprobs.record(row_logits, chosen[index], num_logprobs)
+    for index, row_logits in raw.items():
+        if index not in failures:
+            num_logprobs = samples[index].sampling.num_logprobs
+            output.logprobs[index] = logprobs.record(row_logits, chosen[index], num_logprobs)
     return output
+
+
+def _host_rows(logits: Tensor, places: Sequence[int]) -> list[Row]:
+    """Rows of the logits, to be read; in the host's own memory they are not copied."""
+    if not places:
+        return []
+    if logits.device.type == "cpu":
+        rows = logits.numpy()
+        return [rows[place] for place in places]
+    return list(logits[list(places)].cpu().numpy())
 
 
 def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float64]:
@@ -80,33 +95,27 @@ def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return z ^ (z >> np.uint64(31))
 
 
-def _draw(logits: NDArray[np.float32], samples: Sequence[SampleRow]) -> list[int]:
-    """One token for each row of ``logits`` [S, V], which it overwrites."""
-    temperatures = np.array([[row.sampling.temperature] for row in samples], dtype=np.float32)
-    logits -= logits.max(axis=1, keepdims=True)  # the best is 0: no temperature can overflow
+def _draw(logits: Row, sampling: Sampling, number: float) -> int:
+    """One token of one row [V], by a number in [0, 1)."""
+    weights = logits - logits.max()  # the best is 0: no temperature can overflow
     with np.errstate(over="ignore"):  # a far worse one divided by a tiny temperature is -inf, as it should be
-        logits /= temperatures
-    weights = np.exp(logits)
-    for row_weights, row in zip(weights, samples, strict=True):
-        _filter(row_weights, row.sampling)
-    numbers = uniforms([row.sampling.seed for row in samples], [row.position for row in samples])
-    return _inverse(weights, numbers)
+        weights /= np.float32(sampling.temperature)
+    np.exp(weights, out=weights)
+    _filter(weights, sampling)
+    return _inverse(weights, number)
 
 
-def _inverse(weights: NDArray[np.float32], numbers: NDArray[np.float64]) -> list[int]:
-    """Inverse of each row's cumulative distribution over token ids, at one number in [0, 1) a row.
+def _inverse(weights: Row, number: float) -> int:
+    """Inverse of a row's cumulative distribution over token ids, at a number in [0, 1).
 
     Sums are float64: first of spans of 64 tokens, then over the spans, then inside the one that is hit.
     """
-    spans = np.pad(weights, ((0, 0), (0, -weights.shape[1] % _SPAN))).reshape(len(weights), -1, _SPAN)
-    reached = np.cumsum(spans.astype(np.float64).sum(axis=2), axis=1)
-    chosen = []
-    for row_spans, row_reached, number in zip(spans, reached, numbers, strict=True):
-        target = number * row_reached[-1]
-        span = _first_above(row_reached, target)
-        before = row_reached[span - 1] if span else 0.0
-        chosen.append(span * _SPAN + _first_above(before + np.cumsum(row_spans[span], dtype=np.float64), target))
-    return chosen
+    spans = np.pad(weights, (0, -len(weights) % _SPAN)).reshape(-1, _SPAN)
+    reached = np.cumsum(spans.sum(axis=1, dtype=np.float64))
+    target = number * reached[-1]
+    span = _first_above(reached, target)
+    before = reached[span - 1] if span else 0.0
+    return span * _SPAN + _first_above(before + np.cumsum(spans[span], dtype=np.float64), target)
 
 
 def _first_above(cumulative: NDArray[np.float64], target: float) -> int:
@@ -115,32 +124,25 @@ def _first_above(cumulative: NDArray[np.float64], target: float) -> int:
     return int(min(np.searchsorted(cumulative, target, side="right"), last_to_add))
 
 
-def _filter(weights: NDArray[np.float32], sampling: Sampling) -> None:
+def _filter(weights: Row, sampling: Sampling) -> None:
     """Zero what top_k, then top_p of what is left, then min_p exclude, in one row whose best token weighs 1.
 
     Tokens that weigh exactly as much as the last one let through are let through too.
     """
     if 0 < sampling.top_k < len(weights):
-        weights[weights < _largest(weights, sampling.top_k)[-1]] = 0
+        weights[weights < largest(weights, sampling.top_k)[-1]] = 0
     if sampling.top_p < 1:
         weights[weights < _nucleus_floor(weights, sampling.top_p)] = 0
     if sampling.min_p > 0:
         weights[weights < sampling.min_p] = 0
 
 
-def _nucleus_floor(weights: NDArray[np.float32], top_p: float) -> float:
+def _nucleus_floor(weights: Row, top_p: float) -> float:
     """Weight of the last of the fewest largest tokens that together reach ``top_p`` of the row's weight."""
-    wanted = top_p * np.cumsum(weights, dtype=np.float64)[-1]
-    largest = _largest(weights, min(_NUCLEUS_CANDIDATES, len(weights)))
-    reached = np.cumsum(largest, dtype=np.float64)
-    if reached[-1] < wanted:
-        largest = _largest(weights, len(weights))
-        reached = np.cumsum(largest, dtype=np.float64)
-    return float(largest[min(np.searchsorted(reached, wanted), len(largest) - 1)])
-
-
-def _largest(weights: NDArray[np.float32], count: int) -> NDArray[np.float32]:
-    """The ``count`` largest weights, in descending order."""
-    largest = np.partition(weights, len(weights) - count)[len(weights) - count :]
-    largest.sort()
-    return largest[::-1]
+    wanted = top_p * weights.sum(dtype=np.float64)
+    for count in (min(_NUCLEUS_CANDIDATES, len(weights)), len(weights)):
+        descending = largest(weights, count)
+        reached = np.cumsum(descending, dtype=np.float64)
+        if reached[-1] >= wanted:
+            break
+    return float(descending[min(np.searchsorted(reached, wanted), len(descending) - 1)])
