@@ -1,9 +1,6 @@
 """Which kernels serve a model on a device: compiled ones where they can be had, plain torch everywhere else."""
 
-import importlib.util
 import logging
-import os
-import shutil
 
 import torch
 
@@ -12,6 +9,7 @@ from services.executor.kernels.cpu.kernels import CompiledKernels
 from services.executor.kernels.cpu.library import supports
 from services.executor.kernels.interface import Kernels, Quantization
 from services.executor.kernels.reference import ReferenceKernels
+from services.executor.kernels.triton.needs import missing
 
 log = logging.getLogger(__name__)
 
@@ -43,16 +41,10 @@ def choose(
 
 
 def _cuda_kernels(device: torch.device) -> Kernels:
-    """Triton's, which are compiled when first used: with a C compiler, and for matrix units that know bfloat16."""
-    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-    if torch.cuda.get_device_capability(device) < (8, 0):
-        log.warning("plain torch kernels, several times slower: this CUDA device is older than compute capability 8.0")
-    elif compiler is None:
-        log.warning("plain torch kernels, several times slower: Triton needs gcc or clang")
-    elif importlib.util.find_spec("triton") is None:
-        log.warning("plain torch kernels, several times slower: triton is not installed")
-    else:
-        from services.executor.kernels.triton.kernels import TritonKernels
+    lacking = missing(torch.cuda.get_device_capability(device))
+    if lacking is not None:
+        log.warning("plain torch kernels, several times slower: Triton's need %s", lacking)
+        return ReferenceKernels(device)
+    from services.executor.kernels.triton.kernels import TritonKernels  # imports triton: only for a CUDA device
 
-        return TritonKernels(device)
-    return ReferenceKernels(device)
+    return TritonKernels(device)
