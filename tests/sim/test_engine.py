@@ -13,6 +13,7 @@ from tools.bench.workload import Lengths, arrivals
 from tools.simulator import sweep
 from tools.simulator.costs import Costs
 from tools.simulator.engine import Model, Simulation
+from tools.simulator.figures import Row
 from tools.simulator.workload import Arrival, Independent, Numbers, Sessions, bursts
 
 MODEL = Model(
@@ -149,3 +150,27 @@ def test_continuous_keeps_lanes_busy_and_static_wastes_them() -> None:
     assert shares["continuous"] > 0.95  # type: ignore[operator]
     assert shares["static"] < 0.6  # type: ignore[operator]
     assert shares["static"] < shares["prefill-first"] < shares["continuous"]  # type: ignore[operator]
+
+
+def test_reserving_the_longest_output_holds_fewer_requests_and_fills_less_of_the_pool() -> None:
+    def load() -> Independent:
+        return Independent(bursts(60, 1.0), Lengths.parse("64"), Lengths.parse("exp:64:400"), 5, 60)
+
+    def served(reserve: bool) -> Row:
+        model = dataclasses.replace(
+            MODEL,
+            settings=Settings(kv_reserve=reserve),
+            limits=ExecutorLimits(128, 16, 32, 512),
+            max_tokens=448,
+        )
+        return Simulation(model, load()).run()
+
+    paged, reserved = served(False), served(True)
+    assert reserved.requests == paged.requests == 60
+    assert reserved.preemptions == 0
+    # 64 and 448 tokens are 32 blocks: four requests, and no more, fit into 128.
+    assert reserved.held_per_executor is not None
+    assert reserved.held_per_executor <= 4
+    assert paged.held_per_executor > 2 * reserved.held_per_executor  # type: ignore[operator]
+    assert paged.stored_share > 2 * reserved.stored_share  # type: ignore[operator]
+    assert paged.output_tokens_per_s > reserved.output_tokens_per_s

@@ -114,6 +114,7 @@ def simulate(
         static_batch_size=static_batch_size or max_lanes,
         static_wait_ms=static_wait_ms,
         prefix_cache=prefix_cache,
+        kv_reserve=kv == "reserve",
     )
     model = Model(
         settings=settings,

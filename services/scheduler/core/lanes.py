@@ -213,6 +213,10 @@ class Executor:
         """Blocks that hold ``num_tokens`` tokens here."""
         return blocks_for(num_tokens, self.limits.block_size)
 
+    def still_needs(self, lane: Lane, num_tokens: int) -> int:
+        """Blocks that a lane has yet to get to hold ``num_tokens`` tokens."""
+        return max(0, blocks_for(num_tokens, self.limits.block_size) - len(lane.table))
+
     def match(self, request: Request) -> list[int]:
         """Blocks here that hold a waiting request's first tokens, all but one at most; read only.
 

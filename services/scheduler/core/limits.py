@@ -45,6 +45,9 @@ class Settings(Struct, frozen=True, array_like=True):
 
     prefix_wait_ms: int = 200
     """How long a waiting request is kept for the executor that holds its longest prefix; 0 is not at all."""
+    kv_reserve: bool = False
+    """Keep blocks for each request's longest output from its admission on, as engines did before paging. Slots that
+    nobody fills are nobody's: it is here to be compared with."""
 
     def __post_init__(self) -> None:
         if self.max_inflight not in (1, 2):

@@ -141,7 +141,7 @@ class Planner:
         first = self.ledger.queue.urgent()
         if first is None or not executor.priorities or max(executor.priorities) <= first.rank.priority:
             return
-        if not admission.fits_ever(first, executor):
+        if executor.draining or not admission.fits_ever(first, executor):
             return
         if any(_has_room(other, first) for other in self.ledger.executors.values()):
             return
@@ -187,14 +187,14 @@ class Planner:
     def newcomers(self, turn: Turn, most: int | None = None) -> list[Request]:
         """Waiting requests there is room for, up to ``most`` (None: this executor's part of them)."""
         executor, queue = turn.executor, self.ledger.queue
-        if not len(queue) or not executor.free_lanes:
+        if not len(queue) or not executor.free_lanes or executor.draining:
             return []
         if most is None:
             most = placement.part(len(queue), turn.num_asked)
         picked = admission.candidates(
             executor,
             queue,
-            promised=sum(_still_needs(executor, lane) for lane in turn.prefills),
+            promised=self._policy.promised(turn),
             most=min(most, len(executor.free_lanes)),
             excluded=turn.preempted,
             tokens_needed=self._policy.tokens_needed,
@@ -307,15 +307,10 @@ def _first_needs(executor: Executor, prefills: list[Lane]) -> bool:
     return first in prefills and first.scheduled >= first.slots
 
 
-def _still_needs(executor: Executor, lane: Lane) -> int:
-    """Blocks a started prefill has yet to get."""
-    return max(0, executor.blocks_for(lane.known + 1) - len(lane.table))
-
-
 def _promised(executor: Executor, without: list[Lane]) -> int:
     """Blocks that started prefills have yet to get."""
     prefills = (lane for lane in executor.lanes.values() if lane.known - lane.scheduled > 1 and lane not in without)
-    return sum(_still_needs(executor, lane) for lane in prefills)
+    return sum(executor.still_needs(lane, lane.known + 1) for lane in prefills)
 
 
 def _fits_without(executor: Executor, victims: list[Lane], request: Request) -> bool:
@@ -330,7 +325,9 @@ def _fits_without(executor: Executor, victims: list[Lane], request: Request) -> 
 
 def _has_room(executor: Executor, request: Request) -> bool:
     room = admission.room(executor, _promised(executor, []), bool(executor.lanes))
-    return bool(executor.free_lanes) and room >= executor.need(request, len(request.tokens) + 1)
+    return (
+        bool(executor.free_lanes) and not executor.draining and room >= executor.need(request, len(request.tokens) + 1)
+    )
 
 
 def _rank(lane: Lane) -> Rank:

@@ -31,6 +31,9 @@ class Policy(Protocol):
     def tokens_needed(self, request: Request, executor: Executor) -> int:
         """Tokens there must be room for to admit a request."""
 
+    def promised(self, turn: "Turn") -> int:
+        """Blocks that those admitted before have yet to get."""
+
     def wake_ms(self, ledger: "Ledger") -> int | None:
         """When an executor that has nothing to do now must be asked again, though nothing happened."""
 
@@ -41,6 +44,9 @@ class Continuous:
     preempts = True
     keeps_dead = False
 
+    def __init__(self, settings: Settings) -> None:
+        self._reserves = settings.kv_reserve
+
     def compose(self, turn: "Turn", planner: "Planner") -> None:
         """Decodes, then prefills."""
         planner.make_room(turn)
@@ -48,8 +54,15 @@ class Continuous:
         planner.prefill(turn, planner.newcomers(turn), share_out)
 
     def tokens_needed(self, request: Request, executor: Executor) -> int:
-        """What is known and one more: tables grow as the request does."""
-        return len(request.tokens) + 1
+        """What is known and one more: tables grow as the request does. Or, reserved, the most it can become."""
+        return min(request.limit, executor.num_slots) if self._reserves else len(request.tokens) + 1
+
+    def promised(self, turn: "Turn") -> int:
+        """What started prefills still need; or, reserved, what every request may still come to need."""
+        executor = turn.executor
+        if not self._reserves:
+            return sum(executor.still_needs(lane, lane.known + 1) for lane in turn.prefills)
+        return sum(executor.still_needs(lane, lane.request.limit) for lane in executor.lanes.values())
 
     def wake_ms(self, ledger: "Ledger") -> int | None:
         """Only events bring work."""
@@ -103,6 +116,10 @@ class Static:
         """The most it can become."""
         return min(request.limit, executor.num_slots)
 
+    def promised(self, turn: "Turn") -> int:
+        """Nothing: nobody is admitted while anyone runs."""
+        return 0
+
     def wake_ms(self, ledger: "Ledger") -> int | None:
         """When the first one waiting has waited long enough for a batch of fewer."""
         for request in ledger.queue.head(1):
@@ -120,8 +137,8 @@ def choose(settings: Settings) -> Policy:
     """The policy that the settings name."""
     match settings.policy:
         case "continuous":
-            return Continuous()
+            return Continuous(settings)
         case "prefill-first":
-            return PrefillFirst()
+            return PrefillFirst(settings)
         case "static":
             return Static(settings)
