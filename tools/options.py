@@ -117,6 +117,14 @@ MaxModelLen = Annotated[
 
 # The scheduler.
 MaxInflight = Annotated[int, option("max-inflight", "Steps sent ahead to each executor.", min=1, max=2)]
+PolicyOption = Annotated[
+    Literal["continuous", "prefill-first", "static"],
+    option("policy", "How steps are composed; the last two are older ways, to be compared with."),
+]
+StaticBatchSize = Annotated[int, option("static-batch-size", "Policy static: requests in a batch.", min=1)]
+StaticWaitMs = Annotated[
+    int, option("static-wait-ms", "Policy static: how long the first of a batch waits for it to fill.", min=0)
+]
 MaxQueue = Annotated[
     int | None, option("max-queue", "Most waiting requests before new ones get 429; no limit unless given.", min=1)
 ]

@@ -36,6 +36,9 @@ class UpOptions:
     dtype: str
     quantization: str
     backend: str
+    policy: str
+    static_batch_size: int
+    static_wait_ms: int
     max_inflight: int
     block_size: int
     num_blocks: int | None
@@ -95,6 +98,9 @@ def child_specs(options: UpOptions, folder: str, http: socket.socket, links: Lin
         + _arguments(
             gateways_endpoint=f"tcp://{LOOPBACK}:{links.gateways}",
             executors_endpoint=f"tcp://{LOOPBACK}:{links.executors}",
+            policy=options.policy,
+            static_batch_size=options.static_batch_size,
+            static_wait_ms=options.static_wait_ms,
             max_inflight=options.max_inflight,
             max_queue=options.max_queue,
             recovery_timeout=options.recovery_timeout_s,

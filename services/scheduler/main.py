@@ -8,12 +8,13 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast, get_args
 
 import uvloop
 import zmq
 from prometheus_client import CollectorRegistry
 
-from services.scheduler.core.limits import Settings
+from services.scheduler.core.limits import Policy, Settings
 from services.scheduler.core.machine import Scheduler
 from services.scheduler.journal import Journal
 from services.scheduler.metrics import CoreCollector, Figures, StepMetrics
@@ -109,9 +110,19 @@ def _settings(options: SchedulerOptions) -> Settings:
             recovery_timeout_ms=round(options.recovery_timeout_s * 1000),
             step_timeout_ms=round(options.step_timeout_s * 1000),
             max_queue=options.max_queue,
+            policy=_policy(options.policy),
+            static_batch_size=options.static_batch_size,
+            static_wait_ms=options.static_wait_ms,
         )
     except ValueError as error:
         raise _Misconfigured(str(error)) from error
+
+
+def _policy(name: str) -> Policy:
+    for policy in get_args(Policy):
+        if policy == name:
+            return cast(Policy, policy)
+    raise ValueError(f"the policy is one of {', '.join(get_args(Policy))}, not {name}")
 
 
 def _bind(shell: Shell, options: SchedulerOptions) -> tuple[str, str]:

@@ -15,6 +15,12 @@ class SchedulerOptions:
     """Steps outstanding per executor: 1 or 2."""
     max_step_tokens: int | None = None
     """Most rows in one step; None leaves it to each executor."""
+    policy: str = "continuous"
+    """How steps are composed; the others are there to be compared with."""
+    static_batch_size: int = 8
+    """Requests in a batch of the policy ``static``."""
+    static_wait_ms: int = 100
+    """How long the first request of such a batch waits for the batch to fill."""
     max_queue: int | None = None
     """Most waiting requests before a submit is rejected; None is no limit."""
     recovery_timeout_s: float = 60.0
