@@ -36,8 +36,16 @@ MAX_PROMPT_LOGITS = 128
 class TorchBackend:
     """Weights, KV memory and sampling on one device; see ``backend.Backend``."""
 
-    def __init__(self, options: ExecutorOptions, on_progress: Callable[[str], None]) -> None:
-        """Load ``options.model``. Raises ValueError for a model or options that cannot work."""
+    def __init__(
+        self,
+        options: ExecutorOptions,
+        on_progress: Callable[[str], None],
+        wrap: Callable[[Kernels], Kernels] | None = None,
+    ) -> None:
+        """Load ``options.model``. Raises ValueError for a model or options that cannot work.
+
+        ``wrap`` may put something between the model and the kernels chosen for it: a measurement does.
+        """
         folder = Path(options.model)
         torch_device = devices.choose_device(options.device)
         dtype = devices.choose_dtype(options.dtype, torch_device)
@@ -45,6 +53,7 @@ class TorchBackend:
         config = model_config.read(folder)
         context_len = _context_len(options.max_model_len, config.context_len)
         kernels = choose(torch_device, dtype, config.head_dim, options.block_size, options.quantization)
+        kernels = kernels if wrap is None else wrap(kernels)
         self.device = devices.describe(torch_device)
         self.facts = _facts(folder, config.vocab_size, context_len)
         started = time.monotonic()
@@ -143,7 +152,8 @@ def _decode_graphs(
     from services.executor.cuda_graphs import DecodeGraphs
     from services.executor.kernels.triton.kernels import TritonKernels
 
-    assert isinstance(kernels, TritonKernels)
+    if not isinstance(kernels, TritonKernels):  # something that measures stands between: it must see every call
+        return None
     return DecodeGraphs(model, kernels, caches, options.block_size, options.max_lanes, context_len)
 
 
