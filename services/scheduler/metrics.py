@@ -163,6 +163,7 @@ def _totals(counters: Counters) -> Iterator[Metric]:
         ("steps", "Steps that ran.", counters.steps),
         ("executors_joined", "Sessions opened by executors.", counters.executors_joined),
         ("executors_lost", "Executors lost or given up.", counters.executors_lost),
+        ("executors_drained", "Executors that asked to leave and were let go.", counters.executors_drained),
         ("executors_refused", "Hellos refused for another model.", counters.executors_refused),
         ("protocol_violations", "Executors dropped for breaking the protocol.", counters.violations),
     ):

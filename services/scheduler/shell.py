@@ -151,7 +151,7 @@ class _ExecutorSide:
     def hello(self, peer: str, message: executor.ExecutorHello) -> None:
         self._shell.handle(events.ExecutorJoined(peer, message))
 
-    def message(self, peer: str, message: executor.BatchResult | executor.BatchFailed) -> None:
+    def message(self, peer: str, message: executor.BatchResult | executor.BatchFailed | executor.Draining) -> None:
         match message:
             case executor.BatchResult():
                 self._shell.steps.done(peer, message)
@@ -160,6 +160,9 @@ class _ExecutorSide:
                 _log.warning("step %d of executor %s failed (%s): %s", message.step, peer, message.kind, message.detail)
                 self._shell.steps.failed(peer, message)
                 self._shell.handle(events.StepFailed(peer, message))
+            case executor.Draining(within_ms):
+                _log.info("executor %s wants to leave within %d ms", peer, within_ms)
+                self._shell.handle(events.ExecutorDraining(peer, within_ms))
             case _:
                 assert_never(message)
 

@@ -62,10 +62,13 @@ class ModelExecutor:
         self.plans: deque[BatchPlan] = deque()
         self.oracle = PlanOracle(limits)
         self.hangs = False
+        self.wants_to_leave = False
+        self.is_draining = False
 
     def receive(self, plan: BatchPlan) -> None:
         """Take a plan off the wire."""
         plan = codec.scheduler_to_executor.decode(codec.encode(plan))
+        assert not (self.is_draining and plan.admits), "an executor that drains is given a request"
         self.plans.append(plan)
         assert len(self.plans) <= self.max_inflight, "more steps in flight than allowed"
         self.oracle.planned(plan)

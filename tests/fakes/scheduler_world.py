@@ -15,6 +15,7 @@ from services.scheduler.core.admission import fits_ever
 from services.scheduler.core.events import (
     Cancelled,
     Event,
+    ExecutorDraining,
     ExecutorJoined,
     ExecutorLeft,
     GatewayJoined,
@@ -30,7 +31,7 @@ from services.scheduler.core.limits import Settings
 from services.scheduler.core.machine import Scheduler
 from services.scheduler.core.request import Request
 from shared.wire import tokens
-from shared.wire.executor import BatchFailed, BatchPlan, BatchResult, ExecutorWelcome
+from shared.wire.executor import BatchFailed, BatchPlan, BatchResult, Drain, ExecutorWelcome, Shutdown
 from shared.wire.facts import ExecutorLimits, ModelFacts
 from shared.wire.gateway import Accepted, Availability, GatewayWelcome, Rejected, Submit, Tokens
 from shared.wire.sampling import Sampling
@@ -64,6 +65,8 @@ class World:
         """Failed steps and lost executors."""
         self.accidents = 0
         """Those of them that no poisoned request caused."""
+        self.left: list[str] = []
+        """Executors that were told to stop and have not said goodbye."""
         self.numbers = 0
         self.broken = False
 
@@ -91,6 +94,11 @@ class World:
         self.mishaps += 1
         self.accidents += 1
         self.happen(ExecutorLeft(executor_id, "killed"))
+
+    def drain_executor(self, executor_id: str, within_ms: int) -> None:
+        """It asks to leave; it does leave when the scheduler says so."""
+        self.executors[executor_id].wants_to_leave = True
+        self.happen(ExecutorDraining(executor_id, within_ms))
 
     def submit(self, gateway: str, prompt: list[int], max_tokens: int, **fields: object) -> Stream:
         sampling_fields = {name: fields.pop(name) for name in SAMPLING_FIELDS if name in fields}
@@ -214,6 +222,9 @@ class World:
 
     def _rejoin_executors(self) -> None:
         for executor in list(self.executors.values()):
+            if executor.wants_to_leave:
+                del self.executors[executor.id]
+                continue
             executor.restart()
             self.happen(ExecutorJoined(executor.id, executor.hello))
 
@@ -228,6 +239,8 @@ class World:
         for action in actions:
             self._carry_out(action)
         self.check()
+        while self.left:
+            assert self.happen(ExecutorLeft(self.left.pop(), "goodbye")) == [], "its goodbye changes nothing"
         self.broken = False
         return actions
 
@@ -236,6 +249,12 @@ class World:
             case ToExecutor(executor_id, message):
                 if isinstance(message, BatchPlan):
                     self._receive_plan(self.executors[executor_id], message)
+                elif isinstance(message, Shutdown):
+                    assert self.executors.pop(executor_id).is_draining
+                    self.left.append(executor_id)
+                elif isinstance(message, Drain):
+                    assert self.executors[executor_id].wants_to_leave
+                    self.executors[executor_id].is_draining = True
                 else:
                     assert isinstance(message, ExecutorWelcome)
             case DropExecutor(executor_id) | RefuseExecutor(executor_id):

@@ -145,6 +145,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.world.kill_executor(self._executor(which))
 
     @precondition(has_executor)
+    @rule(which=index, within_ms=st.sampled_from([0, 30, 400]))
+    def drain_executor(self, which, within_ms):
+        self.world.drain_executor(self._executor(which), within_ms)
+
+    @precondition(has_executor)
     @rule(which=index)
     def hang_executor(self, which):
         self.world.executors[self._executor(which)].hangs = True

@@ -32,6 +32,8 @@ class Counters:
     """Rows of steps that ran, those computed again after a preemption included."""
     executors_joined: int = 0
     executors_lost: int = 0
+    executors_drained: int = 0
+    """Executors that left in peace."""
     executors_refused: int = 0
     stale: dict[str, int] = field(default_factory=dict)
     """Messages that came too late or for nobody, by kind; each was ignored."""

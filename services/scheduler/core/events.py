@@ -50,6 +50,13 @@ class ExecutorLeft(Struct, frozen=True, array_like=True, tag="executor_left"):
     why: str
 
 
+class ExecutorDraining(Struct, frozen=True, array_like=True, tag="executor_draining"):
+    """An executor wants to leave; its requests may take ``within_ms`` to end there."""
+
+    executor: str
+    within_ms: int
+
+
 class StepDone(Struct, frozen=True, array_like=True, tag="step_done"):
     """An executor ran a step."""
 
@@ -75,6 +82,7 @@ Event = (
     | Cancelled
     | ExecutorJoined
     | ExecutorLeft
+    | ExecutorDraining
     | StepDone
     | StepFailed
     | TimePassed

@@ -177,6 +177,12 @@ class Ledger:
                 self._unqueue(request)
                 self._strand(request)
 
+    def hand_back(self, executor: Executor, why: str) -> None:
+        """An executor is no longer among those connected: its requests go on elsewhere, from all their tokens."""
+        for lane in list(executor.lanes.values()):
+            self.lose(lane, why)
+        self.executor_left()
+
     def expire(self) -> None:
         """End those that have waited for an executor for too long; stop keeping others for one."""
         if self.preferences.expire(self.now_ms):

@@ -11,9 +11,11 @@ from services.scheduler.core import placement, results
 from services.scheduler.core.actions import Action, DropExecutor, RefuseExecutor, ToExecutor, ToGateway
 from services.scheduler.core.admission import largest_pool
 from services.scheduler.core.counters import Counters, count
+from services.scheduler.core.departures import Departures
 from services.scheduler.core.events import (
     Cancelled,
     Event,
+    ExecutorDraining,
     ExecutorJoined,
     ExecutorLeft,
     GatewayJoined,
@@ -27,7 +29,7 @@ from services.scheduler.core.lanes import Executor
 from services.scheduler.core.ledger import Ledger
 from services.scheduler.core.limits import Settings
 from services.scheduler.core.planner import Planner
-from shared.wire.executor import ExecutorWelcome
+from shared.wire.executor import Drain, ExecutorWelcome, Shutdown
 from shared.wire.facts import ModelFacts
 from shared.wire.gateway import Availability, GatewayWelcome
 
@@ -49,6 +51,7 @@ class Scheduler:
         """Executors with room for a step in flight: when work comes for anyone, only they need be asked."""
         self._working: dict[str, Executor] = {}
         """Executors with steps in flight, in order of how long the oldest of each has been running."""
+        self._departures = Departures()
         self._wake_ms: int | None = None
         """When all executors are asked again (``Policy.wake_ms``)."""
 
@@ -79,8 +82,12 @@ class Scheduler:
                 touched = self._executor_joined(event)
             case ExecutorLeft():
                 touched = self._executor_left(event)
+            case ExecutorDraining():
+                touched = self._executor_draining(event)
             case TimePassed():
                 touched = self._time_passed()
+        for gone in self._let_go():
+            touched = [executor for executor in touched if executor is not gone]
         if self._fleet_changed:
             self._announce()
         if ledger.queue.version != queue_version:
@@ -100,7 +107,8 @@ class Scheduler:
         if self.ledger.stranded:
             deadlines.append(min(self.ledger.stranded.values()) + self.settings.recovery_timeout_ms)
         kept_ms = self.ledger.preferences.deadline_ms()
-        deadlines += [deadline for deadline in (self._wake_ms, kept_ms) if deadline is not None]
+        others = (self._wake_ms, kept_ms, self._departures.deadline_ms())
+        deadlines += [deadline for deadline in others if deadline is not None]
         return min(deadlines, default=None)
 
     def snapshot(self) -> dict[str, Any]:
@@ -231,6 +239,11 @@ class Scheduler:
         self._lose(executor, why, culprits_known)
 
     def _lose(self, executor: Executor, why: str, culprits_known: bool = False) -> None:
+        self._forget(executor)
+        self._departures.lost(executor.id)
+        results.lose_executor(executor, why, culprits_known, self.ledger)
+
+    def _forget(self, executor: Executor) -> None:
         del self.executors[executor.id]
         self._roomy.pop(executor.id, None)
         self._working.pop(executor.id, None)
@@ -238,7 +251,16 @@ class Scheduler:
             executor.pool.prefixes.forget_all()
         self._fleet_changed = True
         self.ledger.fleet_changed()
-        results.lose_executor(executor, why, culprits_known, self.ledger)
+
+    def _let_go(self) -> list[Executor]:
+        """Those that wanted to leave and may go; what still runs there goes on elsewhere, through nobody's fault."""
+        due = self._departures.due(self.ledger.now_ms)
+        for executor in due:
+            self.counters.executors_drained += 1
+            self.ledger.outbox.put(ToExecutor(executor.id, Shutdown("drained")))
+            self._forget(executor)
+            self.ledger.hand_back(executor, f"executor {executor.id} leaves")
+        return due
 
     def _submitted(self, event: Submitted) -> list[Executor]:
         if event.gateway in self.ledger.requests:
@@ -299,10 +321,19 @@ class Scheduler:
 
     def _executor_left(self, event: ExecutorLeft) -> list[Executor]:
         executor = self.executors.get(event.executor)
+        if executor is not None:
+            self._lose(executor, event.why)
+        elif not self._departures.said_goodbye(event.executor):
+            count(self.counters.stale, "executor")
+        return []
+
+    def _executor_draining(self, event: ExecutorDraining) -> list[Executor]:
+        executor = self.executors.get(event.executor)
         if executor is None:
             count(self.counters.stale, "executor")
-        else:
-            self._lose(executor, event.why)
+        elif not executor.draining:
+            self._departures.begin(executor, self.ledger.now_ms + event.within_ms)
+            self.ledger.outbox.put(ToExecutor(executor.id, Drain()))
         return []
 
     def _time_passed(self) -> list[Executor]:

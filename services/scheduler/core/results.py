@@ -195,9 +195,7 @@ def lose_executor(executor: Executor, why: str, culprits_known: bool, ledger: Le
     """
     ledger.counters.executors_lost += 1
     struck = dict.fromkeys(lane.request for step in executor.inflight for lane in step.lanes() if not lane.closed)
-    for lane in list(executor.lanes.values()):
-        ledger.lose(lane, f"executor {executor.id} is lost: {why}")
+    ledger.hand_back(executor, f"executor {executor.id} is lost: {why}")
     if not culprits_known:
         for request in struck:
             ledger.strike(request, f"its executor was lost: {why}")
-    ledger.executor_left()
