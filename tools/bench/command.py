@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tools.options import option, switch
+from tools.options import BackendOption, MaxInflight, option, switch
 
 if TYPE_CHECKING:
     from tools.bench.workload import Lengths
@@ -38,6 +38,13 @@ TpotLimit = Annotated[float | None, option("tpot-limit-ms", "Goodput: longest me
 Running = Annotated[str, option("running", "Running requests, several numbers with commas between them.")]
 Queue = Annotated[int, option("queue", "Requests that wait meanwhile.", min=0)]
 CachedBlocks = Annotated[int, option("cached-blocks", "Blocks in the prefix cache meanwhile.", min=0)]
+Policies = Annotated[str, option("policies", "Policies to compare, with commas.")]
+ServedModel = Annotated[str, option("model", "Model to serve, as for 'up'.")]
+CompareLanes = Annotated[int, option("max-lanes", "Lanes of the executor, and the batch of the policy static.", min=1)]
+CompareRequests = Annotated[int, option("num-requests", "Requests, all sent at once.", min=1)]
+StartTimeout = Annotated[float, option("start-timeout", "Seconds a system may take to start.", min=1)]
+Picture = Annotated[str, option("picture", "HTML file for the picture of lanes by steps.")]
+PictureSteps = Annotated[int, option("steps", "Steps in the picture.", min=1)]
 Ticks = Annotated[int, option("ticks", "Ticks to measure, each.", min=10)]
 JsonFile = Annotated[str, option("json", "File for the figures as JSON.")]
 
@@ -103,6 +110,50 @@ def scheduler(
     if not all(part.isdecimal() and int(part) for part in running.split(",")):
         raise typer.BadParameter(f"{running!r} is not whole numbers with commas between them", param_hint="--running")
     raise typer.Exit(run([int(part) for part in running.split(",")], queue, cached_blocks, ticks, json))
+
+
+@app.command("compare")
+def compare(
+    policies: Policies = "static,prefill-first,continuous",
+    backend: BackendOption = "torch",
+    model: ServedModel = "default",
+    max_lanes: CompareLanes = 8,
+    max_inflight: MaxInflight = 2,
+    num_requests: CompareRequests = 64,
+    prompt_tokens: PromptTokens = "exp:64:256",
+    output_tokens: OutputTokens = "exp:64:256",
+    seed: LoadSeed = 0,
+    start_timeout: StartTimeout = 300,
+    picture: Picture = "",
+    steps: PictureSteps = 400,
+    json: JsonFile = "",
+) -> None:
+    """Start a whole system under each policy and draw what its lanes did while everybody came at once."""
+    from typing import get_args
+
+    from services.scheduler.core.limits import Policy
+    from tools.bench.compare import CompareOptions, run
+
+    names = [name.strip() for name in policies.split(",")]
+    for name in names:
+        if name not in get_args(Policy):
+            raise typer.BadParameter(f"{name!r} is none of {', '.join(get_args(Policy))}", param_hint="--policies")
+    options = CompareOptions(
+        policies=names,
+        backend=backend,
+        model=model,
+        max_lanes=max_lanes,
+        max_inflight=max_inflight,
+        num_requests=num_requests,
+        prompt_tokens=lengths(prompt_tokens, "--prompt-tokens"),
+        output_tokens=lengths(output_tokens, "--output-tokens"),
+        seed=seed,
+        start_timeout_s=start_timeout,
+        picture=picture,
+        steps=steps,
+        json_file=json,
+    )
+    raise typer.Exit(run(options))
 
 
 def lengths(text: str, name: str) -> "Lengths":
