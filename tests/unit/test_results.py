@@ -1,14 +1,16 @@
 """Failures end whom they must and nobody else; answers no executor may give end its session."""
 
+import msgspec
 import pytest
 
 from services.scheduler.core.actions import DropExecutor
 from services.scheduler.core.events import StepDone, StepFailed, Submitted
 from services.scheduler.core.limits import Settings
 from shared.wire import tokens
-from shared.wire.executor import BatchFailed, BatchResult, LaneFailure
+from shared.wire.executor import BatchFailed, BatchResult, LaneFailure, LaneLogprobs
 from shared.wire.facts import ExecutorLimits, ModelFacts
 from shared.wire.gateway import Submit
+from shared.wire.logprobs import record_bytes
 from shared.wire.sampling import Sampling
 from tests.fakes.scheduler_world import World
 
@@ -162,3 +164,36 @@ def test_a_stop_token_before_min_tokens_is_a_token_like_any_other():
         deltas += actions[-1].message.items
     assert [delta.finish for delta in deltas] == [None, None, "stop"]
     assert deltas[-1].usage.completion_tokens == 3
+
+
+def test_logprobs_of_a_lane_that_has_no_work_in_the_step_end_the_session():
+    world, _, executor, _ = world_of(max_inflight=1, num_executors=2)
+    answer = world.executors[executor].run()
+    assert isinstance(answer, BatchResult)
+    lie = msgspec.structs.replace(answer, logprobs=[LaneLogprobs(3, 2**31, 0, b"")])
+    actions = world.happen(StepDone(executor, lie))
+    assert any(isinstance(action, DropExecutor) for action in actions)
+    world.drain()
+
+
+def test_prompt_logprobs_of_a_first_token_come_in_the_same_delta():
+    world, gateway, executor, _ = world_of(num_streams=0)
+    stream = world.submit(gateway, [5, 6, 7], 3, num_logprobs=1, prompt_logprobs=True)
+    assert world.run_step(executor)
+    assert len(stream.tokens) == 1
+    assert len(stream.prompt_records) == 2 * record_bytes(1)
+    world.drain()
+    assert stream.end == "length"
+
+
+def test_prompt_logprobs_come_chunk_by_chunk_and_again_after_a_loss():
+    world, gateway, _, _ = world_of(num_streams=0, num_executors=2)
+    stream = world.submit(gateway, list(range(700)), 3, num_logprobs=0, prompt_logprobs=True)
+    where = next(name for name, each in world.executors.items() if each.plans)
+    assert world.run_step(where)
+    assert not stream.tokens
+    assert 0 < len(stream.prompt_records) < 699 * record_bytes(0)
+    world.kill_executor(where)
+    world.drain()
+    assert stream.end == "length"
+    assert len(stream.prompt_records) == 699 * record_bytes(0)
