@@ -13,6 +13,7 @@ from shared.wire.facts import MAX_BLOCKS, MAX_STEP_TOKENS
 
 Backend = Literal["torch", "fake"]
 Device = Literal["auto", "cpu", "cuda"]
+Switch = Literal["on", "off"]
 Dtype = Literal["auto", "bfloat16", "float32", "float16"]
 Quantization = Literal["none", "int8"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -127,6 +128,9 @@ StaticWaitMs = Annotated[
 ]
 MaxQueue = Annotated[
     int | None, option("max-queue", "Most waiting requests before new ones get 429; no limit unless given.", min=1)
+]
+PrefixCache = Annotated[
+    Switch, option("prefix-cache", "Keep the KV of prompts and answers, and share it among requests that begin alike.")
 ]
 StepTimeout = Annotated[
     float, option("step-timeout", "Seconds after which a step that has not ended counts as a lost executor.", min=0.1)

@@ -47,6 +47,7 @@ class UpOptions:
     max_step_tokens: int
     max_model_len: int | None
     max_queue: int | None
+    prefix_cache: str
     api_keys: tuple[str, ...]
     cors_origins: tuple[str, ...]
     debug_endpoints: bool
@@ -113,6 +114,7 @@ def child_specs(options: UpOptions, folder: str, http: socket.socket, links: Lin
             static_wait_ms=options.static_wait_ms,
             max_inflight=options.max_inflight,
             max_queue=options.max_queue,
+            prefix_cache=options.prefix_cache,
             recovery_timeout=options.recovery_timeout_s,
             step_timeout=options.step_timeout_s,
             metrics_port=base or 0,

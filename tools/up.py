@@ -94,7 +94,11 @@ async def _live(
         )
     gateways = [spec.name for spec in specs if spec.name.startswith("gateway")]
     clean = await supervisor.stop(gateways, options.drain_timeout_s + _LEAVE_GRACE_S)
-    clean &= await supervisor.stop([spec.name for spec in specs if spec.name not in gateways], _LEAVE_GRACE_S)
+    executors = [spec.name for spec in specs if spec.name.startswith("executor")]
+    clean &= await supervisor.stop(executors, _LEAVE_GRACE_S)  # they leave by the scheduler's leave
+    clean &= await supervisor.stop(
+        [spec.name for spec in specs if spec.name not in gateways + executors], _LEAVE_GRACE_S
+    )
     if supervisor.gave_up.done():
         raise StartError(str(supervisor.gave_up.result()))
     return 0 if clean else 1

@@ -127,6 +127,9 @@ class _Executor:
         self._signals += 1
         if self._signals > 1:
             os._exit(EXIT_CRASHED)
+        if self._shell is not None and self._shell.drain():
+            log.info("leaving: what runs has %g s to end here", self._options.drain_timeout_s)
+            return
         log.info("stopping")
         if not stopped.done():
             stopped.set_result(EXIT_STOPPED)

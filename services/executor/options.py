@@ -31,5 +31,7 @@ class ExecutorOptions:
     """Where ``metrics_port`` listens."""
     metrics_port: int | None = None
     log_level: str = "info"
+    drain_timeout_s: float = 4.0
+    """How long running requests may take to end once the process is told to stop; the rest goes on elsewhere."""
     step_timeout_s: float = 60.0
     """A step that runs longer ends the process, so that a supervisor starts a new one."""

@@ -23,12 +23,23 @@ from services.executor.stepper import Stepper
 from shared.net.dealer import Dealer
 from shared.net.session import INTERVAL_S, TIMEOUT_S
 from shared.wire import codec
-from shared.wire.executor import BatchFailed, BatchPlan, BatchResult, Drain, ExecutorHello, ExecutorWelcome, Shutdown
+from shared.wire.executor import (
+    BatchFailed,
+    BatchPlan,
+    BatchResult,
+    Drain,
+    Draining,
+    ExecutorHello,
+    ExecutorWelcome,
+    Shutdown,
+)
 from shared.wire.session import Heartbeat
 
 log = logging.getLogger(__name__)
 
 Answer = BatchResult | BatchFailed
+ANSWER_S = 0.5
+"""How much longer than its requests may take an executor waits to be told that it may leave."""
 
 
 class Shell:
@@ -58,6 +69,8 @@ class Shell:
         self._last_step = -1
         self._outstanding = 0
         self._watchdog: asyncio.TimerHandle | None = None
+        self._leaving: asyncio.TimerHandle | None = None
+        """Set once the executor has asked to leave: a scheduler that does not answer is not waited for."""
         self._dealer = Dealer(
             options.scheduler,
             "executor",
@@ -82,10 +95,19 @@ class Shell:
         except zmq.ZMQError as error:
             raise ValueError(f"cannot connect to {self._options.scheduler}: {error}") from error
 
+    def drain(self) -> bool:
+        """Ask the scheduler to let this executor leave; ``ended`` follows. False when there is nobody to ask."""
+        within_s = self._options.drain_timeout_s
+        if not self._dealer.send(Draining(round(within_s * 1000))):
+            return False
+        self._leaving = self._loop.call_later(within_s + ANSWER_S, self._end, 0)
+        return True
+
     async def close(self) -> None:
         """Say goodbye; what still runs is answered no more."""
-        if self._watchdog is not None:
-            self._watchdog.cancel()
+        for timer in (self._watchdog, self._leaving):
+            if timer is not None:
+                timer.cancel()
         await self._dealer.close()
 
     # DealerHandler.
@@ -116,6 +138,8 @@ class Shell:
         """The session is over: every lane is dropped, and what still runs is for nobody."""
         log.warning("lost the scheduler: %s", why)
         self._turn_over()
+        if self._leaving is not None:
+            self._end(0)
 
     def refused(self, reason: str) -> None:
         """The scheduler will not have us; the link keeps asking."""

@@ -110,6 +110,7 @@ def _settings(options: SchedulerOptions) -> Settings:
             recovery_timeout_ms=round(options.recovery_timeout_s * 1000),
             step_timeout_ms=round(options.step_timeout_s * 1000),
             max_queue=options.max_queue,
+            prefix_cache=options.prefix_cache,
             policy=_policy(options.policy),
             static_batch_size=options.static_batch_size,
             static_wait_ms=options.static_wait_ms,

@@ -23,6 +23,8 @@ class SchedulerOptions:
     """How long the first request of such a batch waits for the batch to fill."""
     max_queue: int | None = None
     """Most waiting requests before a submit is rejected; None is no limit."""
+    prefix_cache: bool = True
+    """Keep the KV of what was computed, and share it among requests that begin alike."""
     recovery_timeout_s: float = 60.0
     """How long requests wait for an executor when none is connected any more."""
     step_timeout_s: float = 60.0

@@ -4,7 +4,16 @@ from typing import Any
 
 from shared.net.router import Router
 from shared.wire import codec
-from shared.wire.executor import BatchFailed, BatchPlan, BatchResult, ExecutorHello, ExecutorWelcome
+from shared.wire.executor import (
+    BatchFailed,
+    BatchPlan,
+    BatchResult,
+    Drain,
+    Draining,
+    ExecutorHello,
+    ExecutorWelcome,
+    Shutdown,
+)
 from shared.wire.session import Heartbeat
 from tests.fakes.waiting import await_until
 
@@ -20,6 +29,9 @@ class SchedulerSide:
         self.answers: list[BatchResult | BatchFailed] = []
         self.beats: list[Heartbeat] = []
         self.losses: list[str] = []
+        self.drains: list[Draining] = []
+        self.lets_go = True
+        """Whether an executor that asks to leave is told to."""
         self.peer = ""
         self.router: Router[Any] = Router(codec.executor_to_scheduler, self, interval_s=interval_s, timeout_s=timeout_s)
         self.endpoint = self.router.bind(endpoint)
@@ -29,9 +41,15 @@ class SchedulerSide:
         self.peer = peer
         self.router.welcome(peer, ExecutorWelcome(EPOCH))
 
-    def message(self, peer: str, message: BatchResult | BatchFailed) -> None:
+    def message(self, peer: str, message: BatchResult | BatchFailed | Draining) -> None:
         assert peer == self.peer
-        self.answers.append(message)
+        if not isinstance(message, Draining):
+            self.answers.append(message)
+            return
+        self.drains.append(message)
+        if self.lets_go:
+            self.send(Drain())
+            self.send(Shutdown("drained"))
 
     def heartbeat(self, peer: str, message: Heartbeat) -> None:
         self.beats.append(message)

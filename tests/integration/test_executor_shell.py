@@ -18,7 +18,7 @@ from services.executor.options import ExecutorOptions
 from services.executor.shell import Shell
 from shared import fake_model
 from shared.net.crash import Crash
-from shared.wire.executor import BatchPlan, Shutdown, Work, batch_plan
+from shared.wire.executor import BatchPlan, Draining, Shutdown, Work, batch_plan
 from shared.wire.facts import ExecutorLimits
 from tests.fakes.plans import admit, failed, sampled
 from tests.fakes.scheduler_side import DEADLINE_S, EPOCH, SchedulerSide
@@ -71,6 +71,7 @@ async def world(**options: Any) -> AsyncIterator[World]:
     shell.start()
     try:
         await scheduler.joined()
+        await await_until(lambda: shell.connected, DEADLINE_S, "the welcome")
         yield the_world
         assert not crashing.done(), crashing.exception()
     finally:
@@ -223,6 +224,48 @@ def test_shutdown_ends_the_process_well() -> None:
         async with world() as w:
             w.scheduler.send(Shutdown("scaled in"))
             assert await w.shell.ended == 0
+
+    run(scenario)
+
+
+def test_who_wants_to_leave_asks_and_goes_when_told() -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            assert w.shell.drain()
+            assert await w.shell.ended == 0
+            assert w.scheduler.drains == [Draining(4000)]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("drain_timeout_s", [0.0, 0.2])
+def test_a_scheduler_that_does_not_answer_is_not_waited_for(drain_timeout_s: float) -> None:
+    async def scenario() -> None:
+        async with world(drain_timeout_s=drain_timeout_s) as w:
+            w.scheduler.lets_go = False
+            assert w.shell.drain()
+            assert await w.shell.ended == 0
+
+    run(scenario)
+
+
+def test_who_wants_to_leave_does_not_join_another_scheduler() -> None:
+    async def scenario() -> None:
+        async with world(drain_timeout_s=60) as w:
+            w.scheduler.lets_go = False
+            assert w.shell.drain()
+            w.scheduler.router.drop(w.scheduler.peer)
+            assert await w.shell.ended == 0
+            assert len(w.scheduler.hellos) == 1
+
+    run(scenario)
+
+
+def test_with_nobody_to_ask_it_leaves_at_once() -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            await w.shell.close()
+            assert not w.shell.drain()
 
     run(scenario)
 

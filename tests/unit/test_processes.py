@@ -32,6 +32,7 @@ OPTIONS = UpOptions(
     max_step_tokens=512,
     max_model_len=None,
     max_queue=None,
+    prefix_cache="on",
     api_keys=("sk-one", "sk-two"),
     cors_origins=("https://a", "https://b"),
     debug_endpoints=True,
