@@ -5,7 +5,9 @@ the step, element by element in float32. What has been said is read from the row
 a preemption or a move changes nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -46,16 +48,10 @@ def _repetition(logits: Tensor, rows: Sequence[Indexed]) -> None:
     parts = [(i, row.tokens.astype(np.int64), row.sampling.repetition_penalty) for i, row in rows]
     where = _flat(logits, [(i, ids) for i, ids, _ in parts])
     penalties = np.concatenate([np.full(len(ids), penalty, np.float32) for _, ids, penalty in parts])
-    if logits.device.type == "cpu":  # without waking torch's threads for a few hundred numbers
-        flat = logits.numpy().reshape(-1)
-        values = flat[where]
-        flat[where] = np.where(values > 0, values / penalties, values * penalties)
-    else:
-        there = torch.as_tensor(where, device=logits.device)
-        by = torch.as_tensor(penalties, device=logits.device)
-        logits_there = logits.view(-1)[there]
-        changed = torch.where(logits_there > 0, logits_there / by, logits_there * by)
-        logits.view(-1)[there] = changed
+    flat, put, choose = _arrays(logits)
+    there, by = put(where), put(penalties)
+    values = flat[there]
+    flat[there] = choose(values > 0, values / by, values * by)
 
 
 Change = tuple[int, Ids, NDArray[np.float32]]
@@ -87,12 +83,8 @@ def _biases(rows: Sequence[Indexed], vocab_size: int) -> list[Change]:
 def _add(logits: Tensor, changes: Sequence[Change]) -> None:
     if changes:
         where = _flat(logits, [(i, ids) for i, ids, _ in changes])
-        added = np.concatenate([values for _, _, values in changes])
-        if logits.device.type == "cpu":
-            logits.numpy().reshape(-1)[where] += added
-        else:
-            there = torch.as_tensor(where, device=logits.device)
-            logits.view(-1)[there] += torch.as_tensor(added, device=logits.device)
+        flat, put, _ = _arrays(logits)
+        flat[put(where)] += put(np.concatenate([values for _, _, values in changes]))
 
 
 def _mask_until_min_tokens(logits: Tensor, rows: Sequence[Indexed]) -> None:
@@ -103,11 +95,29 @@ def _mask_until_min_tokens(logits: Tensor, rows: Sequence[Indexed]) -> None:
             stops = np.array(columns.unpack(row.sampling.stop_token_ids), np.int64)
             masks.append((i, stops[stops < vocab_size]))
     if masks:
-        where = _flat(logits, masks)
-        if logits.device.type == "cpu":
-            logits.numpy().reshape(-1)[where] = -np.inf
-        else:
-            logits.view(-1)[torch.as_tensor(where, device=logits.device)] = float("-inf")
+        flat, put, _ = _arrays(logits)
+        flat[put(_flat(logits, masks))] = float("-inf")
+
+
+class _Arrays(NamedTuple):
+    """numpy's or torch's way to change a few hundred numbers where they lie."""
+
+    flat: Any
+    """The logits as one long row."""
+    put: Callable[[Any], Any]
+    """Brings an index or numbers to them."""
+    choose: Callable[[Any, Any, Any], Any]
+
+
+def _arrays(logits: Tensor) -> _Arrays:
+    """In the host's memory numpy's: torch would wake its threads, and waits for them cost more than the work."""
+    if logits.device.type == "cpu":
+        return _Arrays(logits.numpy().reshape(-1), np.asarray, np.where)
+    return _device_arrays(logits)
+
+
+def _device_arrays(logits: Tensor) -> _Arrays:
+    return _Arrays(logits.view(-1), partial(torch.as_tensor, device=logits.device), torch.where)
 
 
 def _flat(logits: Tensor, parts: Sequence[tuple[int, Ids]]) -> Ids:

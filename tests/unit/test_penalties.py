@@ -75,6 +75,23 @@ def test_random_rows_equal_the_plain_definition() -> None:
         assert torch.equal(changed(logits, *rows), expected)
 
 
+def test_torch_changes_the_same_bits_as_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = np.random.default_rng(3)
+    rows = [random_row(draw) for _ in range(50)]
+    logits = random_logits(50)
+    expected = changed(logits, *rows)
+    monkeypatch.setattr(penalties, "_arrays", penalties._device_arrays)
+    assert torch.equal(changed(logits, *rows), expected)
+
+
+@pytest.mark.cuda
+def test_a_device_changes_the_same_bits() -> None:
+    draw = np.random.default_rng(3)
+    rows = [random_row(draw) for _ in range(50)]
+    logits = random_logits(50)
+    assert torch.equal(changed(logits.cuda(), *rows).cpu(), changed(logits, *rows))
+
+
 def test_repetition_counts_prompt_and_output_and_the_others_only_output() -> None:
     logits = torch.ones(1, VOCAB_SIZE)
     logits[0, 4] = -1.0
