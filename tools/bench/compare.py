@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from services.scheduler.core.actions import Action
-from services.scheduler.core.events import Event
+from services.scheduler.core.events import Event, Submitted
 from services.scheduler.core.machine import Scheduler
 from services.scheduler.core.snapshot import SnapshotError
 from services.scheduler.journal_format import JournalError, Reader
@@ -41,6 +41,8 @@ from tools.processes import children_environment, command
 
 FAKE_STEPS = {"step_ms": 10, "prefill_ms_per_token": 0.1}
 """What a step of the fake backend takes, unless the environment says otherwise."""
+STATIC_WAIT_MS = 1000
+"""Everybody comes at once, as quickly as a busy machine lets them: no batch shall be small for that."""
 _LEAVE_S = 40.0
 
 
@@ -109,13 +111,26 @@ async def _measure(policy: str, options: CompareOptions) -> Compared:
         journal = Path(folder) / "journal"
         async with _system(policy, journal, options) as url:
             figures = await _load(url, options)
-        recorder = Recorder(1, options.steps)
+        recorder, steps = _read(journal, options)
+    return Compared(policy, figures, recorder, steps)
 
-        def observe(scheduler: Scheduler, event: Event, now_ms: int, actions: list[Action]) -> None:
+
+def _read(journal: Path, options: CompareOptions) -> tuple[Recorder, int]:
+    """The picture of the load and its steps, without those requests that came before to find out about the server."""
+    recorder = Recorder(1, options.steps)
+    earlier = sum(isinstance(handled.event, Submitted) for handled in Reader(journal)) - options.num_requests
+    before = 0
+
+    def observe(scheduler: Scheduler, event: Event, now_ms: int, actions: list[Action]) -> None:
+        nonlocal earlier, before
+        earlier -= isinstance(event, Submitted)
+        if earlier < 0:
             recorder.observe(scheduler, actions)
+        else:
+            before = scheduler.counters.steps
 
-        replayed = replay.run(Reader(journal), observe)
-    return Compared(policy, figures, recorder, replayed.scheduler.counters.steps)
+    replayed = replay.run(Reader(journal), observe)
+    return recorder, replayed.scheduler.counters.steps - before
 
 
 async def _load(url: str, options: CompareOptions) -> Figures:
@@ -134,6 +149,7 @@ async def _system(policy: str, journal: Path, options: CompareOptions) -> AsyncI
     arguments = {
         "policy": policy,
         "static-batch-size": options.max_lanes,
+        "static-wait-ms": STATIC_WAIT_MS,
         "max-lanes": options.max_lanes,
         "max-inflight": options.max_inflight,
         "backend": options.backend,
