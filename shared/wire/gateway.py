@@ -9,12 +9,14 @@ from shared.wire.logprobs import Logprobs
 from shared.wire.sampling import Sampling
 from shared.wire.session import PROTOCOL, Goodbye, Heartbeat, Refused, Rehello
 
-FinishReason = Literal["stop", "length", "error", "cancelled"]
+FinishReason = Literal["stop", "length", "error", "cancelled", "deadline"]
 """``stop``: a stop token; ``length``: max_tokens, the context or the pool is full; ``error``: see ``Delta.error``;
+``deadline``: an error too, the request's ``deadline_ms`` has passed;
 ``cancelled``: the gateway asked for it. A terminal delta after a Cancel is sent all the same, so that every Submit ends
 in exactly one terminal message."""
 
-RejectCode = Literal["invalid", "too_long", "queue_full", "unavailable", "duplicate"]
+RejectCode = Literal["invalid", "too_long", "queue_full", "overloaded", "unavailable", "duplicate"]
+"""``queue_full``: a limit on what waits; ``overloaded``: the first token would come too late."""
 NonNegative = Annotated[int, Meta(ge=0)]
 Bounded = Annotated[int, Meta(ge=0, lt=2**62)]
 

@@ -78,12 +78,12 @@ class ModelExecutor:
         answer = self.stepper.step(self.plans.popleft())
         assert not (isinstance(answer, BatchFailed) and answer.kind == "bad_plan"), answer.detail
         if isinstance(answer, BatchResult):
-            answer = msgspec.structs.replace(answer, run_us=self._run_us())
+            answer = msgspec.structs.replace(answer, run_us=self.run_us())
         self.oracle.answered(answer)
         return codec.executor_to_scheduler.decode(codec.encode(answer))
 
-    def _run_us(self) -> int:
-        """A made-up time that follows the rule the scheduler believes in, so that worlds repeat to the byte."""
+    def run_us(self) -> int:
+        """What the oldest plan takes: made up by the rule the scheduler believes in, to repeat to the byte."""
         counts = self.oracle.sent[0].rows
         rows, reads = sum(row.end - row.start for row in counts), sum(row.end * (row.end - row.start) for row in counts)
         return 1500 + 700 * rows + 50 * reads

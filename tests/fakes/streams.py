@@ -138,6 +138,9 @@ class Stream:
             assert (delta.stop_token_id == self.tokens[-1]) if reason == "stop" else (delta.stop_token_id == -1)
         elif delta.finish == "cancelled":
             assert self.cancelled
+        elif delta.finish == "deadline":
+            assert self.submit.deadline_ms
+            assert delta.error
         else:
             assert delta.error
 

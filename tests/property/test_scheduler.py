@@ -53,6 +53,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy=st.sampled_from(["continuous", "continuous", "prefill-first", "static"]),
         static_batch_size=st.integers(1, 4),
         ageing_ms=st.sampled_from([1, 100]),
+        max_queue=st.sampled_from([None, None, 5]),
+        max_queue_tokens=st.sampled_from([None, None, 60]),
+        ttft_limit_ms=st.sampled_from([None, None, 30]),
     )
     def begin(self, pool, same_pools, lanes, **fields):
         core_settings = Settings(
@@ -91,6 +94,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         asks=st.sampled_from([{}, {}, {}, *ASKS]),
         priority=st.sampled_from([0, 0, 1, -1]),
         tenant=st.sampled_from(["", "", "", "other"]),
+        deadline_ms=st.sampled_from([0, 0, 0, 0, 200]),
         salt=st.sampled_from(["", "", "", "salt"]),
         choices=st.sampled_from([1, 1, 1, 1, 2, 3]),
     )

@@ -19,10 +19,12 @@ LOOKAHEAD = 32
 
 
 class Refusal(NamedTuple):
-    """Why a request cannot be served at all."""
+    """Why a request is turned away."""
 
     code: RejectCode
     detail: str
+    retry_after_ms: int = 0
+    """When the same request would be taken if nothing else came; 0: never."""
 
 
 def judge(request: Request, facts: ModelFacts, executors: Iterable[Executor]) -> Refusal | None:

@@ -41,13 +41,15 @@ class Moments:
 class StepCost:
     """Predicts the microseconds of a step; nothing (zero) before enough steps were measured."""
 
-    __slots__ = ("_decodes", "_prefills", "base_us", "num_steps", "read_us", "row_us")
+    __slots__ = ("_decodes", "_prefills", "base_us", "num_steps", "read_us", "recent_us", "row_us")
 
     def __init__(self) -> None:
         self.base_us = 0.0
         self.row_us = 0.0
         self.read_us = 0.0
         self.num_steps = 0
+        self.recent_us = 0.0
+        """Mean of the last steps."""
         self._decodes = Moments()
         self._prefills = Moments()
 
@@ -61,6 +63,7 @@ class StepCost:
         moments = self._prefills if prefill else self._decodes
         moments.add((1.0, float(rows), reads / READ_UNIT), run_us)
         self.num_steps += 1
+        self.recent_us += (run_us - self.recent_us) / min(self.num_steps, REFIT_EVERY)
         if self.num_steps >= FIRST_FIT and self.num_steps % REFIT_EVERY == 0:
             self._fit()
 

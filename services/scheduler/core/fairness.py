@@ -27,7 +27,7 @@ Key = tuple[float, int]
 class Account:
     """What one tenant got within one priority, and what it waits for."""
 
-    __slots__ = ("counter", "key", "output_cost", "requests", "weight")
+    __slots__ = ("counter", "key", "num_tokens", "output_cost", "requests", "weight")
 
     def __init__(self, weight: float) -> None:
         self.weight = weight
@@ -36,6 +36,8 @@ class Account:
         """Added to the counter for each output token."""
         self.requests: list[Request] = []
         """Waiting ones that never ran, in order of arrival."""
+        self.num_tokens = 0
+        """Of their prompts."""
         self.key: Key | None = None
         """Under which it is in its queue's heap; never above its true place. None: not in the heap."""
 
@@ -51,7 +53,7 @@ class Account:
 class FairQueue:
     """One priority's waiting requests. Adding, taking out and looking at the next few never pass over all."""
 
-    __slots__ = ("_heap", "_last", "accounts", "back", "num_live", "num_waiting")
+    __slots__ = ("_heap", "_last", "accounts", "back", "num_live", "num_tokens", "num_waiting")
 
     def __init__(self) -> None:
         self.accounts: dict[str, Account] = {}
@@ -61,6 +63,8 @@ class FairQueue:
         self.num_live = 0
         """Live requests of the accounts; the counters are kept while there is one."""
         self.num_waiting = 0
+        self.num_tokens = 0
+        """Known ones of all that wait."""
         self._heap: list[tuple[Key, Account]] = []
         """Accounts with requests, by ``Account.key``. Counters only grow, so a key is mended when it comes up."""
         self._last: Account | None = None
@@ -76,17 +80,16 @@ class FairQueue:
     def push(self, request: "Request") -> None:
         """Add a request at its place; a tenant that had none waiting gets no credit for it."""
         self.num_waiting += 1
+        self.num_tokens += len(request.tokens)
         if not request.rank.fresh:
             insort(self.back, request, key=_rank)
             return
         account = request.account
         assert account is not None, "a request waits without an account"
         if not account.requests:
-            first = self._first()
-            floor = first or self._last
-            if floor is not None:
-                account.counter = max(account.counter, floor.counter)
+            account.counter = self._entry(account)
         insort(account.requests, request, key=_rank)
+        account.num_tokens += request.num_prompt
         self._enter(account)
 
     def remove(self, request: "Request") -> bool:
@@ -98,9 +101,27 @@ class FairQueue:
             return False
         del requests[index]
         self.num_waiting -= 1
-        if request.rank.fresh and not requests:
-            self._last = account
+        self.num_tokens -= len(request.tokens)
+        if request.rank.fresh and account is not None:
+            account.num_tokens -= request.num_prompt
+            if not requests:
+                self._last = account
         return True
+
+    def ahead(self, tenant: str, weight: float) -> tuple[int, float]:
+        """Requests and tokens that go before a new one of the tenant, about: outputs are not foreseen."""
+        account = self.accounts.get(tenant) or Account(weight)
+        counter = account.counter if account.requests else self._entry(account)
+        counter += INPUT_COST * account.num_tokens / account.weight
+        num_requests = float(len(self.back) + len(account.requests))
+        num_tokens = float(sum(len(request.tokens) for request in self.back) + account.num_tokens)
+        for other in self.accounts.values():
+            if other is not account and other.requests:
+                most = (counter - other.counter) * other.weight / INPUT_COST
+                sooner = min(max(most, 0.0), float(other.num_tokens))
+                num_tokens += sooner
+                num_requests += len(other.requests) * sooner / other.num_tokens
+        return round(num_requests), num_tokens
 
     def head(self, count: int) -> list["Request"]:
         """The first ``count`` requests, as if each of them were admitted in turn."""
@@ -137,6 +158,11 @@ class FairQueue:
     def all(self) -> list["Request"]:
         """Every request, one tenant after the other; a copy."""
         return self.back + [request for account in self.accounts.values() for request in account.requests]
+
+    def _entry(self, account: Account) -> float:
+        """The counter with which an account that had nothing waiting comes in."""
+        floor = self._first() or self._last
+        return max(account.counter, floor.counter) if floor is not None else account.counter
 
     def _enter(self, account: Account) -> None:
         """Have the account in the heap at its place, or above it."""

@@ -133,11 +133,12 @@ def _check_queue(queue: WaitingQueue) -> None:
     """Each priority's requests are in order and counted, and looking ahead finds every one once."""
     queued = queue.all()
     _require(len(queue) == len(queued), "waiting requests are miscounted")
-    _require(queue.num_tokens == sum(len(request.tokens) for request in queued), "waiting tokens are miscounted")
     head = queue.head(len(queued))
     _require(len(head) == len(queued) and set(head) == set(queued), "looking ahead does not find every request once")
     for priority, fair in queue.queues().items():
         _require(fair.num_waiting == len(fair.all()), f"waiting requests of priority {priority} are miscounted")
+        num_tokens = sum(len(request.tokens) for request in fair.all())
+        _require(fair.num_tokens == num_tokens, f"waiting tokens of priority {priority} are miscounted")
         for requests, fresh in [(fair.back, 0), *((account.requests, 1) for account in fair.accounts.values())]:
             ranks = [request.rank for request in requests]
             _require(ranks == sorted(ranks), "the queue is out of order")
@@ -157,6 +158,8 @@ def _check_requests(scheduler: Scheduler) -> None:
     _require(len(set(places)) == len(places), "a request is in two places")
     _require(set(places) == set(live), "a request is nowhere, or a dead one is somewhere")
     _require(ledger.num_running == len(running), "running requests are miscounted")
+    waiting_tokens = sum(len(request.tokens) for request in live if request.lane is None)
+    _require(ledger.num_waiting_tokens == waiting_tokens, "waiting tokens are miscounted")
     _require(ledger.siblings.num_held == len(held), "requests that are held back are miscounted")
     for request in [*queued, *ledger.stranded, *held]:
         _require(request.status is Status.WAITING and request.lane is None, "a waiting request is not", request)

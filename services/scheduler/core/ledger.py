@@ -4,13 +4,16 @@ Called by ``machine``, ``planner`` and ``results``. A request is in exactly one 
 (no connected executor could ever hold it), or on a lane.
 """
 
+from services.scheduler.core import overload
 from services.scheduler.core.actions import ToGateway
 from services.scheduler.core.admission import Refusal, fits_ever, judge
 from services.scheduler.core.counters import Counters, count
+from services.scheduler.core.deadlines import Deadlines
 from services.scheduler.core.directory import Directory
 from services.scheduler.core.lanes import NEVER, Executor, Lane
 from services.scheduler.core.limits import Settings
 from services.scheduler.core.outbox import Outbox
+from services.scheduler.core.overload import Outputs
 from services.scheduler.core.policies import choose
 from services.scheduler.core.preference import Preferences
 from services.scheduler.core.request import Request, Status, Verb
@@ -52,7 +55,11 @@ class Ledger:
         """Waiting requests that are kept for an executor."""
         self.siblings = Siblings()
         """Requests that wait for another one to compute their prompt."""
+        self.deadlines = Deadlines()
+        self.outputs = Outputs()
         self.num_running = 0
+        self.num_waiting_tokens = 0
+        """Known tokens of requests without a lane."""
 
     @property
     def num_waiting(self) -> int:
@@ -83,14 +90,8 @@ class Ledger:
         if not request.num_prompt:
             return Refusal("invalid", "the prompt is empty")
         refusal = self._judge(request)
-        max_queue = self.settings.max_queue
-        if (
-            refusal is None
-            and not request.submit.resubmitted
-            and max_queue is not None
-            and self.num_waiting >= max_queue
-        ):
-            return Refusal("queue_full", f"{self.num_waiting} requests are waiting")
+        if refusal is None and not request.submit.resubmitted:
+            return overload.refusal(request, self)
         return refusal
 
     def _judge(self, request: Request) -> Refusal | None:
@@ -105,14 +106,17 @@ class Ledger:
 
     def _reject(self, gateway: str, request_id: str, refusal: Refusal) -> None:
         count(self.counters.rejected, refusal.code)
-        retry_after_ms = self.settings.retry_after_ms if refusal.code == "queue_full" else 0
-        self.outbox.put(ToGateway(gateway, Rejected(request_id, refusal.code, refusal.detail, retry_after_ms)))
+        rejected = Rejected(request_id, refusal.code, refusal.detail, refusal.retry_after_ms)
+        self.outbox.put(ToGateway(gateway, rejected))
 
     def _accept(self, request: Request) -> None:
         self.counters.accepted += 1
         self.counters.prompt_tokens += request.num_prompt
         self.requests[request.gateway][request.submit.request_id] = request
+        self.num_waiting_tokens += len(request.tokens)
         self.queue.open(request)
+        if request.submit.deadline_ms:
+            self.deadlines.add(request, self.now_ms + request.submit.deadline_ms)
         request.move(Verb.ACCEPT, self.now_ms, f"rank {tuple(request.rank)}")
         self.outbox.put(ToGateway(request.gateway, Accepted(request.submit.request_id)))
         self._wait(request)
@@ -184,9 +188,13 @@ class Ledger:
         self.executor_left()
 
     def expire(self) -> None:
-        """End those that have waited for an executor for too long; stop keeping others for one."""
+        """End those past their deadline or too long without an executor; stop keeping others for one."""
         if self.preferences.expire(self.now_ms):
             self.queue.version += 1
+        for request in self.deadlines.due(self.now_ms):
+            error = f"the deadline of {request.submit.deadline_ms} ms has passed"
+            delta = Delta(request.submit.request_id, b"", "deadline", request.usage(), error)
+            self._end(request, Verb.FAIL, "deadline", delta, error)
         for request, since_ms in list(self.stranded.items()):
             if self.now_ms - since_ms >= self.settings.recovery_timeout_ms:
                 what = "could hold this request" if self.executors else "was connected"
@@ -219,6 +227,7 @@ class Ledger:
     ) -> None:
         """End a request that has all its tokens; ``token_ids`` are those not delivered yet."""
         delta = Delta(request.submit.request_id, token_ids, reason, request.usage(), "", stop_token_id, logprobs)
+        self.outputs.ended(request)
         self._end(request, Verb.FINISH, reason, delta)
 
     def fail(self, request: Request, error: str) -> None:
@@ -228,6 +237,7 @@ class Ledger:
 
     def _end(self, request: Request, verb: Verb, reason: str, delta: Delta | None, detail: str = "") -> None:
         self._take(request)
+        self.deadlines.forget(request)
         request.move(verb, self.now_ms, detail or reason)
         count(self.counters.ended, reason)
         self.queue.close(request)
@@ -243,7 +253,9 @@ class Ledger:
         """Take a request out of wherever it is."""
         if request.status is Status.RUNNING:
             self._leave_lane(request, dead=self.policy.keeps_dead)
-        elif self.stranded.pop(request, None) is None and not self.siblings.discard(request):
+            return
+        self.num_waiting_tokens -= len(request.tokens)
+        if self.stranded.pop(request, None) is None and not self.siblings.discard(request):
             self._unqueue(request)
 
     def _unqueue(self, request: Request) -> None:
@@ -259,6 +271,7 @@ class Ledger:
     def admit(self, request: Request, executor: Executor) -> Lane:
         """Give a waiting request a lane."""
         self.queue.admit(request)
+        self.num_waiting_tokens -= len(request.tokens)
         self.preferences.forget(request)
         lane = executor.open_lane(request)
         request.lane = lane
@@ -282,6 +295,7 @@ class Ledger:
         request = lane.request
         self._leave_lane(request)
         self.counters.preempted += 1
+        self.num_waiting_tokens += len(request.tokens)
         request.move(Verb.PREEMPT, self.now_ms, why)
         self._wait(request)
 
@@ -290,6 +304,7 @@ class Ledger:
         request = lane.request
         self._leave_lane(request)
         self.counters.lost += 1
+        self.num_waiting_tokens += len(request.tokens)
         request.move(Verb.LOSE, self.now_ms, why)
         self._wait(request)
 

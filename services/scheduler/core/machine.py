@@ -107,7 +107,7 @@ class Scheduler:
         if self.ledger.stranded:
             deadlines.append(min(self.ledger.stranded.values()) + self.settings.recovery_timeout_ms)
         kept_ms = self.ledger.preferences.deadline_ms()
-        others = (self._wake_ms, kept_ms, self._departures.deadline_ms())
+        others = (self._wake_ms, kept_ms, self.ledger.deadlines.next_ms(), self._departures.deadline_ms())
         deadlines += [deadline for deadline in others if deadline is not None]
         return min(deadlines, default=None)
 
@@ -343,7 +343,7 @@ class Scheduler:
                 if age_ms >= self.settings.step_timeout_ms:
                     self._drop(executor, f"step {executor.inflight[0].number} is not done after {age_ms} ms")
         self.ledger.expire()
-        return []
+        return list(self._roomy.values())
 
     def _availability(self) -> tuple[bool, str, ModelFacts | None, int]:
         facts = self.ledger.facts

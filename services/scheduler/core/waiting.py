@@ -33,8 +33,6 @@ class WaitingQueue:
         self._next_ticket = 0
         self.now_ms = 0
         """Set by the machine at each event."""
-        self.num_tokens = 0
-        """Known tokens of all that wait."""
         self.version = 0
         """Grows whenever an executor that found nothing to do might now find something."""
 
@@ -69,7 +67,6 @@ class WaitingQueue:
         queue.push(request)
         request.waits_since_ms = self.now_ms
         self._length += 1
-        self.num_tokens += len(request.tokens)
         self.version += 1
 
     def discard(self, request: Request) -> None:
@@ -79,7 +76,6 @@ class WaitingQueue:
         if queue is None or not queue.remove(request):
             return
         self._length -= 1
-        self.num_tokens -= len(request.tokens)
         self.version += 1
         if not queue.num_waiting:
             del self._waiting[bisect_left(self._waiting, priority)], self._unserved[priority]
@@ -131,6 +127,21 @@ class WaitingQueue:
             more = self._queues[priority].head(count - len(found) + 1)
             found += more if turn is None else [request for request in more if request is not turn]
         return found[:count]
+
+    def ahead(self, request: Request) -> tuple[int, float]:
+        """Requests and tokens that go before a new request, about."""
+        num_requests, num_tokens = 0, 0.0
+        for priority in self._waiting:
+            queue = self._queues[priority]
+            if priority < request.rank.priority:
+                num_requests += queue.num_waiting
+                num_tokens += queue.num_tokens
+            elif priority == request.rank.priority:
+                tenant = request.submit.tenant
+                more = queue.ahead(tenant, self._settings.tenant_weights.get(tenant, 1.0))
+                num_requests += more[0]
+                num_tokens += more[1]
+        return num_requests, num_tokens
 
     def all(self) -> list[Request]:
         """Every request, by priority; a copy."""
