@@ -18,31 +18,106 @@ namespace {
 constexpr int kSegment = 256;
 constexpr int kTile = 8;  // (query row, head of the group) pairs that share one read of the keys and values
 
+constexpr int64_t kWorthThreads = 1 << 19;  // multiplications, about 30 us: below that waking threads costs more
+
 struct Partial { float peak, total; };
 
-// Attention of n <= kTile (row, head) pairs of one kv head over positions [first, last) of one sequence.
-// position[i] is pair i's own position, oldest[i] the first position it may see; acc[i][D] receives the weighted values.
-template <typename T, int D>
-void segment(const float (*q)[D], const int* position, const int* oldest, int n, const T* keys, const T* values, const int32_t* table,
-             int block_size, int64_t block_stride, int first, int last, float* acc, Partial* partial) {
-  alignas(64) float score[kTile][kSegment];
-  const int length = last - first, padded = (length + kWidth - 1) / kWidth * kWidth;
-  const ivec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  for (int at = 0; at < padded; at += kWidth) {
-    const int pos = first + at;
-    const T* k = keys + table[pos / block_size] * block_stride + pos % block_size;
-    vec sum[kTile] = {};
-    for (int d = 0; d < D; ++d) {
-      const vec key = load(k + int64_t(d) * block_size);
-      for (int i = 0; i < n; ++i) sum[i] += key * q[i][d];
-    }
-    for (int i = 0; i < n; ++i) {
-      const ivec masked = (lane + pos > ivec{} + position[i]) | (lane + pos < ivec{} + oldest[i]);
-      store(&score[i][at], masked ? vec{} - INFINITY : sum[i]);
+// One segment of one sequence and one kv head, as N (row, head) pairs see it. position[i] is pair i's own position,
+// oldest[i] the first one it may see.
+template <typename T>
+struct Segment {
+  const T* keys; const T* values; const int32_t* table; const int* position; const int* oldest;
+  int block_size; int64_t block_stride; int first, last;
+
+  // Where the sixteen positions from pos on lie, a multiple of 16: all in one block.
+  int64_t block(int pos) const { return table[pos / block_size] * block_stride; }
+};
+
+// Scores of G groups of sixteen positions from first + at on: sums over D in order, each group's on its own, so that G
+// only says how much is under way at once.
+template <typename T, int D, int N, int G>
+inline void score_groups(const Segment<T>& s, const float (*q)[D], int at, float (*score)[kSegment]) {
+  const T* keys[G];
+  vec sum[G][N];
+#pragma GCC unroll 8
+  for (int g = 0; g < G; ++g) {
+    const int pos = s.first + at + g * kWidth;
+    keys[g] = s.keys + s.block(pos) + pos % s.block_size;
+#pragma GCC unroll 8
+    for (int i = 0; i < N; ++i) sum[g][i] = vec{};
+  }
+  for (int d = 0; d < D; ++d) {
+#pragma GCC unroll 8
+    for (int g = 0; g < G; ++g) {
+      const vec key = load(keys[g] + int64_t(d) * s.block_size);
+#pragma GCC unroll 8
+      for (int i = 0; i < N; ++i) sum[g][i] += key * q[i][d];
     }
   }
-  for (int i = 0; i < n; ++i) {
-    const int live = std::min(position[i] + 1 - first, length);
+  const ivec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#pragma GCC unroll 8
+  for (int g = 0; g < G; ++g)
+#pragma GCC unroll 8
+    for (int i = 0; i < N; ++i) {
+      const ivec pos = lane + (s.first + at + g * kWidth);
+      const ivec masked = (pos > ivec{} + s.position[i]) | (pos < ivec{} + s.oldest[i]);
+      store(&score[i][at + g * kWidth], masked ? vec{} - INFINITY : sum[g][i]);
+    }
+}
+
+// acc[i][D] = the values of the segment weighted by score[i], for pairs from..from + M - 1.
+template <typename T, int D, int M>
+inline void weigh(const Segment<T>& s, int from, const float (*score)[kSegment], float (*acc)[D]) {
+  constexpr int kVecs = D / kWidth;
+  vec out[M][kVecs];
+  int seen_from = 0, seen_to = s.last - 1;  // by all M
+#pragma GCC unroll 16
+  for (int i = 0; i < M; ++i) {
+    seen_from = std::max(seen_from, s.oldest[from + i]);
+    seen_to = std::min(seen_to, s.position[from + i]);
+#pragma GCC unroll 16
+    for (int c = 0; c < kVecs; ++c) out[i][c] = vec{};
+  }
+  for (int group = s.first; group < s.last; group += kWidth) {
+    const T* v = s.values + s.block(group) + int64_t(group % s.block_size) * D;
+    const int end = std::min(group + kWidth, s.last);
+    const bool all_seen = seen_from <= group && end - 1 <= seen_to;
+    for (int pos = group; pos < end; ++pos, v += D) {
+      vec value[kVecs];
+#pragma GCC unroll 16
+      for (int c = 0; c < kVecs; ++c) value[c] = load(v + c * kWidth);
+      if (all_seen) {
+#pragma GCC unroll 16
+        for (int i = 0; i < M; ++i)
+#pragma GCC unroll 16
+          for (int c = 0; c < kVecs; ++c) out[i][c] += value[c] * score[from + i][pos - s.first];
+      } else {
+#pragma GCC unroll 16
+        for (int i = 0; i < M; ++i)
+          if (s.oldest[from + i] <= pos && pos <= s.position[from + i])  // what lies in other slots may be anything
+#pragma GCC unroll 16
+            for (int c = 0; c < kVecs; ++c) out[i][c] += value[c] * score[from + i][pos - s.first];
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < M; ++i)
+#pragma GCC unroll 16
+    for (int c = 0; c < kVecs; ++c) store(acc[from + i] + c * kWidth, out[i][c]);
+}
+
+// acc[i][D] receives the weighted values of the segment, partial[i] their peak and total weight.
+template <typename T, int D, int N>
+void segment(const Segment<T>& s, const float (*q)[D], float (*acc)[D], Partial* partial) {
+  constexpr int kGroups = N <= 4 ? 4 : 2;                  // enough sums under way to hide an addition's latency
+  constexpr int kPairs = std::max(1, 16 / (D / kWidth));  // what fits the registers
+  alignas(64) float score[N][kSegment];
+  const int length = s.last - s.first, padded = (length + kWidth - 1) / kWidth * kWidth;
+  int at = 0;
+  for (; at + kGroups * kWidth <= padded; at += kGroups * kWidth) score_groups<T, D, N, kGroups>(s, q, at, score);
+  for (; at < padded; at += kWidth) score_groups<T, D, N, 1>(s, q, at, score);
+  for (int i = 0; i < N; ++i) {
+    const int live = std::min(s.position[i] + 1 - s.first, length);
     const int end = live <= 0 ? 0 : (live + kWidth - 1) / kWidth * kWidth;
     vec top = vec{} - INFINITY;
     for (int at = 0; at < end; at += kWidth) { vec s = load(&score[i][at]); top = s > top ? s : top; }
@@ -56,26 +131,10 @@ void segment(const float (*q)[D], const int* position, const int* oldest, int n,
     }
     partial[i].total = reduce_sum(sum);
   }
-  constexpr int kVecs = D / kWidth;
-  for (int i = 0; i < n; i += 4) {
-    const int m = std::min(4, n - i);
-    vec out[4][kVecs] = {};
-    for (int at = 0; at < length; ++at) {
-      const int pos = first + at;
-      const T* v = values + table[pos / block_size] * block_stride + int64_t(pos % block_size) * D;
-      vec value[kVecs];
-      for (int c = 0; c < kVecs; ++c) value[c] = load(v + c * kWidth);
-      for (int j = 0; j < m; ++j)
-        if (oldest[i + j] <= pos && pos <= position[i + j])  // what lies in other slots may be anything
-          for (int c = 0; c < kVecs; ++c) out[j][c] += value[c] * score[i + j][at];
-    }
-    for (int j = 0; j < m; ++j) for (int c = 0; c < kVecs; ++c) store(acc + (i + j) * D + c * kWidth, out[j][c]);
-  }
+  constexpr int kWhole = N / kPairs * kPairs;
+  for (int i = 0; i < kWhole; i += kPairs) weigh<T, D, kPairs>(s, i, score, acc);
+  if constexpr (kWhole < N) weigh<T, D, N - kWhole>(s, kWhole, score, acc);
 }
-
-}  // namespace
-
-namespace {
 
 struct Call {
   const void* query; const void* keys; const void* values; void* out;
@@ -83,9 +142,9 @@ struct Call {
   int64_t table_width; int sequences, heads, kv_heads, block_size, window; float scale;
 };
 
-// One tile: pairs first_pair.. of sequence s and one kv head.
-template <typename T, int D>
-void tile(const Call& c, int s, int kv_head, int first_pair, int n) {
+// One tile: N pairs from first_pair on, of sequence s and one kv head.
+template <typename T, int D, int N>
+void tile(const Call& c, int s, int kv_head, int first_pair) {
   const int group = c.heads / c.kv_heads;
   const int rows = c.starts[s + 1] - c.starts[s];
   const T* query = static_cast<const T*>(c.query);
@@ -93,11 +152,11 @@ void tile(const Call& c, int s, int kv_head, int first_pair, int n) {
   const int64_t head_stride = int64_t(c.block_size) * D, block_stride = head_stride * c.kv_heads;
   const T* keys = static_cast<const T*>(c.keys) + kv_head * head_stride;
   const T* values = static_cast<const T*>(c.values) + kv_head * head_stride;
-  alignas(64) float q[kTile][D], acc[kTile][D], sum[kTile][D];
-  int position[kTile] = {}, oldest[kTile] = {};
-  int64_t offset[kTile];
-  float peak[kTile], total[kTile];
-  for (int i = 0; i < n; ++i) {
+  alignas(64) float q[N][D], acc[N][D], sum[N][D];
+  int position[N] = {}, oldest[N] = {};
+  int64_t offset[N];
+  float peak[N], total[N];
+  for (int i = 0; i < N; ++i) {
     const int row = (first_pair + i) / group, head = kv_head * group + (first_pair + i) % group;
     offset[i] = (int64_t(c.starts[s] + row) * c.heads + head) * D;
     for (int d = 0; d < D; ++d) q[i][d] = widen(query[offset[i] + d]) * c.scale;
@@ -106,12 +165,12 @@ void tile(const Call& c, int s, int kv_head, int first_pair, int n) {
     peak[i] = -INFINITY; total[i] = 0;
     std::memset(sum[i], 0, sizeof sum[i]);
   }
-  const int end = position[n - 1] + 1;
-  Partial partial[kTile];
+  const int end = position[N - 1] + 1;
+  Partial partial[N];
   for (int first = oldest[0] / kSegment * kSegment; first < end; first += kSegment) {
-    segment<T, D>(q, position, oldest, n, keys, values, c.tables + s * c.table_width, c.block_size, block_stride, first,
-                  std::min(first + kSegment, end), &acc[0][0], partial);
-    for (int i = 0; i < n; ++i) {
+    segment<T, D, N>({keys, values, c.tables + s * c.table_width, position, oldest, c.block_size, block_stride, first,
+                      std::min(first + kSegment, end)}, q, acc, partial);
+    for (int i = 0; i < N; ++i) {
       if (partial[i].peak == -INFINITY) continue;
       const float top = std::max(peak[i], partial[i].peak);
       const float old_weight = peak[i] == -INFINITY ? 0.0f : std::exp(peak[i] - top);
@@ -121,23 +180,40 @@ void tile(const Call& c, int s, int kv_head, int first_pair, int n) {
       peak[i] = top;
     }
   }
-  for (int i = 0; i < n; ++i)
+  for (int i = 0; i < N; ++i)
     for (int d = 0; d < D; ++d) out[offset[i] + d] = narrow(sum[i][d] / total[i], T{});
 }
+
+template <typename T, int D>
+void any_tile(const Call& c, int s, int kv_head, int first, int n) {
+  switch (n) {
+    case 1: return tile<T, D, 1>(c, s, kv_head, first);
+    case 2: return tile<T, D, 2>(c, s, kv_head, first);
+    case 3: return tile<T, D, 3>(c, s, kv_head, first);
+    case 4: return tile<T, D, 4>(c, s, kv_head, first);
+    case 8: return tile<T, D, 8>(c, s, kv_head, first);
+  }
+}
+
+// The largest tile that is compiled and not larger than what is left.
+inline int tile_size(int pairs) { return pairs >= kTile ? kTile : std::min(pairs, 4); }
 
 template <typename T, int D>
 void run(const Call& c) {
   const int group = c.heads / c.kv_heads;
   struct Task { int sequence, kv_head, first, n; };
   std::vector<Task> tasks;
+  int64_t work = 0;
   for (int s = 0; s < c.sequences; ++s) {
     const int pairs = (c.starts[s + 1] - c.starts[s]) * group;
+    work += int64_t(pairs) * c.kv_heads * c.lens[s] * D * 2;
     for (int h = 0; h < c.kv_heads; ++h)
-      for (int first = 0; first < pairs; first += kTile) tasks.push_back({s, h, first, std::min(kTile, pairs - first)});
+      for (int first = 0, n; first < pairs; first += n) tasks.push_back({s, h, first, n = tile_size(pairs - first)});
   }
   const int64_t count = int64_t(tasks.size());
-#pragma omp parallel for schedule(dynamic, 1) if (count > 1)
-  for (int64_t t = 0; t < count; ++t) tile<T, D>(c, tasks[t].sequence, tasks[t].kv_head, tasks[t].first, tasks[t].n);
+#pragma omp parallel for schedule(dynamic, 1) if (count > 1 && work >= kWorthThreads)
+  for (int64_t t = 0; t < count; ++t)
+    any_tile<T, D>(c, tasks[t].sequence, tasks[t].kv_head, tasks[t].first, tasks[t].n);
 }
 
 template <typename T>
