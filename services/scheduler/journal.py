@@ -5,6 +5,7 @@ and are written in large pieces; what goes wrong here ends the journal, never th
 snapshot of the core, so files of the past can be thrown away: the newest ``KEEP`` are kept.
 """
 
+import gc
 import logging
 import os
 import time
@@ -99,7 +100,13 @@ class Journal:
             self._buffer.clear()
 
     def _rotate(self) -> None:
-        state = snapshot.dump(self._core if self._shadow is None else self._shadow.core)
+        collecting = gc.isenabled()
+        gc.disable()  # a snapshot makes many small objects and no garbage; collecting meanwhile doubles its time
+        try:
+            state = snapshot.dump(self._core if self._shadow is None else self._shadow.core)
+        finally:
+            if collecting:
+                gc.enable()
         self._write()
         self._close_file()
         self._shift()

@@ -60,7 +60,7 @@ class Bench:
             running,
             running + CACHED_PROMPT_BLOCKS * BLOCK_SIZE,
         )
-        facts = ModelFacts("bench", 2**32 - 1, CONTEXT_LEN, [EOS], "bench")
+        facts = ModelFacts("bench", 2**31 - 1, CONTEXT_LEN, [EOS], "bench")
         self.core = Scheduler(0, Settings(step_time_budget_ms=10**6))
         self.core.handle(GatewayJoined(GATEWAY), 0)
         self.core.handle(ExecutorJoined(EXECUTOR, ExecutorHello(EXECUTOR, 0, facts, limits, "none", "none")), 0)

@@ -16,8 +16,8 @@ EOS = 1
 FILLER = 0
 """Every token of a prompt but its first, and every sampled token."""
 FIRST_ID = 2
-VOCAB_SIZE = 2**32 - 1
-GROUP_IDS = 2**31
+VOCAB_SIZE = 2**31 - 1
+GROUP_IDS = 2**30
 """First tokens from here on open a shared prefix; those below are each one request's own."""
 
 

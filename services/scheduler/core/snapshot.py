@@ -107,7 +107,7 @@ class _Writer:
         if number is not None:
             return [_REFERENCE, number]
         if isinstance(value, tuple):
-            items = [self._value(item) for item in value]
+            items = self._values(value)
             return [_TUPLE, items] if cls is tuple else [_NAMED, self._class(cls), items]
         if isinstance(value, Enum):
             return [_ENUM, self._class(cls), value.name]
@@ -120,6 +120,10 @@ class _Writer:
         self._numbers[id(value)] = len(self._objects)
         self._objects.append(value)
         return [_REFERENCE, len(self._objects) - 1]
+
+    def _values(self, values: Iterable[Any]) -> list[Any]:
+        """Each of several; most are scalars, and calls are what this costs."""
+        return [value if type(value) in _SCALARS else self._value(value) for value in values]
 
     def _global(self, value: Any) -> list[Any]:
         module, name = getattr(value, "__module__", None) or "", getattr(value, "__qualname__", "<nameless>")
@@ -139,18 +143,21 @@ class _Writer:
                     return [_Row.COLUMN, tokens.pack(value)]
                 except (TypeError, OverflowError):
                     pass
-            return [_Row.LIST, [self._value(item) for item in value]]
+            return [_Row.LIST, self._values(value)]
         if cls is dict:
-            return [_Row.DICT, [self._value(item) for pair in value.items() for item in pair]]
+            return [_Row.DICT, self._values(item for pair in value.items() for item in pair)]
         if cls is deque:
-            return [_Row.DEQUE, value.maxlen, [self._value(item) for item in value]]
+            return [_Row.DEQUE, value.maxlen, self._values(value)]
         if cls is set:
             return [_Row.SET, self._sorted(value)]
         if cls is array:
             return [_Row.ARRAY, value.typecode, value.tobytes()]
         number = self._class(cls)
-        fields = [self._value(getattr(value, name)) if hasattr(value, name) else _UNSET for name in self._slots[cls]]
-        more = [self._value(item) for pair in getattr(value, "__dict__", {}).items() for item in pair]
+        fields = [
+            field if type(field := getattr(value, name, _UNSET)) in _SCALARS or field is _UNSET else self._value(field)
+            for name in self._slots[cls]
+        ]
+        more = self._values(item for pair in getattr(value, "__dict__", {}).items() for item in pair)
         return [_Row.OBJECT, number, fields, more]
 
 
