@@ -54,14 +54,17 @@ class LinkPorts:
     def __init__(self, first_port: int) -> None:
         """Take ``first_port`` for gateways and the next one for executors; 0 takes two free ones. Raises PortError."""
         self._sockets: list[socket.socket] = []
-        try:
-            self.gateways = self._take(first_port)
-            self.executors = self._take(first_port + 1 if first_port else 0)
-        except OSError as error:
-            self.close()
-            raise PortError(_complaint("link", LOOPBACK, first_port, error)) from error
+        self.gateways = self._take(first_port)
+        self.executors = self._take(first_port + 1 if first_port else 0)
 
     def _take(self, port: int) -> int:
+        try:
+            return self._bind(port)
+        except OSError as error:
+            self.close()
+            raise PortError(_complaint("link", LOOPBACK, port, error)) from error
+
+    def _bind(self, port: int) -> int:
         taken = socket.socket()
         self._sockets.append(taken)
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

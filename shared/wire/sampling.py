@@ -1,8 +1,11 @@
 """How a request's tokens are chosen: carried by ``Submit`` to the scheduler and by ``Admit`` to the executor."""
 
+import math
 from typing import Annotated
 
 from msgspec import Meta, Struct
+
+from shared.wire import tokens
 
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 NO_LOGPROBS = -1
@@ -43,3 +46,36 @@ class Sampling(Struct, frozen=True, array_like=True):
     prompt_logprobs: bool = False
     """Tell as much of each prompt token but the first. Every one must be computed: none may come from the prefix cache
     while the request has no output."""
+
+
+def problem_of(sampling: Sampling, vocab_size: int) -> str | None:
+    """Why no executor could sample by it, or None.
+
+    A gateway of ours never sends such; from another it must not reach an executor, where it breaks a whole step.
+    """
+    numbers = (
+        ("temperature", sampling.temperature, 0, math.inf),
+        ("top_k", sampling.top_k, 0, 2**31),
+        ("top_p", sampling.top_p, 0, 1),
+        ("min_p", sampling.min_p, 0, 1),
+        ("min_tokens", sampling.min_tokens, 0, 2**31),
+        ("repetition_penalty", sampling.repetition_penalty, 0, math.inf),
+        ("presence_penalty", sampling.presence_penalty, -math.inf, math.inf),
+        ("frequency_penalty", sampling.frequency_penalty, -math.inf, math.inf),
+        ("num_logprobs", sampling.num_logprobs, NO_LOGPROBS, vocab_size),
+    )
+    for name, value, least, most in numbers:
+        if not (math.isfinite(value) and least <= value <= most):
+            return f"{name} is {value}"
+    if not (sampling.top_p and sampling.repetition_penalty):
+        return "top_p or repetition_penalty is 0"
+    try:
+        ids = [*tokens.unpack(sampling.stop_token_ids), *(bias_ids := tokens.unpack(sampling.bias_ids))]
+        biases = tokens.unpack_floats(sampling.bias_values)
+    except ValueError as error:
+        return str(error)
+    if max(ids, default=0) >= vocab_size:
+        return f"a token id is outside the vocabulary of {vocab_size}"
+    if len(bias_ids) != len(biases) or len(set(bias_ids)) != len(bias_ids) or any(map(math.isnan, biases)):
+        return "the columns of the bias do not fit together"
+    return None

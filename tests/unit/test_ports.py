@@ -49,3 +49,10 @@ def test_systems_that_start_at_the_same_time_never_share_a_port() -> None:
     for links in taken:
         links.close()
     assert len(set(ports)) == 80
+
+
+def test_the_second_link_port_in_use_was_said_of_the_first() -> None:
+    with socket.create_server((LOOPBACK, 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PortError, match=f"cannot take link port {port} on"):
+            LinkPorts(port - 1)

@@ -13,6 +13,7 @@ from services.scheduler.core.request import Request
 from services.scheduler.core.waiting import MAX_OVERTAKES, WaitingQueue
 from shared.wire.facts import ModelFacts
 from shared.wire.gateway import RejectCode
+from shared.wire.sampling import problem_of
 
 LOOKAHEAD = 32
 """Waiting requests one plan looks at: the cost of a tick does not grow with the queue."""
@@ -35,6 +36,8 @@ def judge(request: Request, facts: ModelFacts, executors: Iterable[Executor]) ->
     largest = largest_pool(executors)
     if max(request.tokens) >= facts.vocab_size:
         return Refusal("invalid", f"a token id is outside the vocabulary of {facts.vocab_size}")
+    if problem := problem_of(request.submit.sampling, facts.vocab_size):
+        return Refusal("invalid", problem)
     if request.num_prompt >= facts.context_len:
         detail = f"the prompt has {request.num_prompt} tokens; the context length is {facts.context_len}"
         return Refusal("too_long", detail)
