@@ -71,6 +71,20 @@ def _api_keys(keys: list[str] | None, key_file: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def _tenant_weights(given: list[str] | None) -> dict[str, float]:
+    """Weights by tenant; the last one given for a tenant counts."""
+    weights: dict[str, float] = {}
+    for one in given or ():
+        name, _, weight = one.rpartition("=")
+        try:
+            weights[name] = float(weight)
+        except ValueError:
+            weights[name] = 0.0
+        if not name or not 0 < weights[name] < float("inf"):
+            raise typer.BadParameter(f"{one!r} is not NAME=WEIGHT with a positive weight", param_hint="--tenant-weight")
+    return weights
+
+
 def _served_name(given: str, model: str, backend: str) -> str:
     if given:
         return given
@@ -109,6 +123,10 @@ def up(
     max_step_tokens: o.MaxStepTokens = 512,
     max_model_len: o.MaxModelLen = None,
     max_queue: o.MaxQueue = None,
+    max_queue_tokens: o.MaxQueueTokens = None,
+    ttft_limit_ms: o.TtftLimitMs = None,
+    ageing_ms: o.AgeingMs = 10_000,
+    tenant_weight: o.TenantWeights = None,
     prefix_cache: o.PrefixCache = "on",
     api_key: o.ApiKeys = None,
     api_key_file: o.ApiKeyFile = "",
@@ -151,6 +169,10 @@ def up(
         max_step_tokens=max_step_tokens,
         max_model_len=max_model_len,
         max_queue=max_queue,
+        max_queue_tokens=max_queue_tokens,
+        ttft_limit_ms=ttft_limit_ms,
+        ageing_ms=ageing_ms,
+        tenant_weights=_tenant_weights(tenant_weight),
         prefix_cache=prefix_cache,
         api_keys=_api_keys(api_key, api_key_file),
         cors_origins=tuple(cors_origin or ()),
@@ -224,6 +246,10 @@ def scheduler(
     max_inflight: o.MaxInflight = 2,
     max_step_tokens: o.StepTokensCap = None,
     max_queue: o.MaxQueue = None,
+    max_queue_tokens: o.MaxQueueTokens = None,
+    ttft_limit_ms: o.TtftLimitMs = None,
+    ageing_ms: o.AgeingMs = 10_000,
+    tenant_weight: o.TenantWeights = None,
     prefix_cache: o.PrefixCache = "on",
     recovery_timeout: o.RecoveryTimeout = 60,
     step_timeout: o.StepTimeout = 60,
@@ -246,6 +272,10 @@ def scheduler(
         max_inflight=max_inflight,
         max_step_tokens=max_step_tokens,
         max_queue=max_queue,
+        max_queue_tokens=max_queue_tokens,
+        ttft_limit_ms=ttft_limit_ms,
+        ageing_ms=ageing_ms,
+        tenant_weights=_tenant_weights(tenant_weight),
         prefix_cache=prefix_cache == "on",
         recovery_timeout_s=recovery_timeout,
         step_timeout_s=step_timeout,

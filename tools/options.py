@@ -129,6 +129,23 @@ StaticWaitMs = Annotated[
 MaxQueue = Annotated[
     int | None, option("max-queue", "Most waiting requests before new ones get 429; no limit unless given.", min=1)
 ]
+MaxQueueTokens = Annotated[
+    int | None,
+    option(
+        "max-queue-tokens", "Most tokens of waiting requests before new ones get 429; no limit unless given.", min=1
+    ),
+]
+TtftLimitMs = Annotated[
+    int | None,
+    option("ttft-limit-ms", "Requests whose first token is predicted to come later get 429 at once.", min=1),
+]
+AgeingMs = Annotated[
+    int, option("ageing-ms", "How long a priority may wait without being served before it has a turn.", min=1)
+]
+TenantWeights = Annotated[
+    list[str] | None,
+    option("tenant-weight", "Share of a tenant, as NAME=WEIGHT, 1 unless given; repeatable. See docs/operations.md."),
+]
 PrefixCache = Annotated[
     Switch, option("prefix-cache", "Keep the KV of prompts and answers, and share it among requests that begin alike.")
 ]

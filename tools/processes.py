@@ -6,7 +6,7 @@ Called by ``tools.up``. The children are started through this same program's com
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +47,10 @@ class UpOptions:
     max_step_tokens: int
     max_model_len: int | None
     max_queue: int | None
+    max_queue_tokens: int | None
+    ttft_limit_ms: int | None
+    ageing_ms: int
+    tenant_weights: Mapping[str, float]
     prefix_cache: str
     api_keys: tuple[str, ...]
     cors_origins: tuple[str, ...]
@@ -114,12 +118,16 @@ def child_specs(options: UpOptions, folder: str, http: socket.socket, links: Lin
             static_wait_ms=options.static_wait_ms,
             max_inflight=options.max_inflight,
             max_queue=options.max_queue,
+            max_queue_tokens=options.max_queue_tokens,
+            ttft_limit_ms=options.ttft_limit_ms,
+            ageing_ms=options.ageing_ms,
             prefix_cache=options.prefix_cache,
             recovery_timeout=options.recovery_timeout_s,
             step_timeout=options.step_timeout_s,
             metrics_port=base or 0,
             journal=str(Path(options.journal).absolute()) if options.journal else None,
         )
+        + [f"--tenant-weight={name}={weight:g}" for name, weight in options.tenant_weights.items()]
         + (["--journal-redact"] if options.journal_redact else []),
     )
     served = _arguments(model=folder or None, backend=options.backend)

@@ -64,6 +64,9 @@ class ChoiceSink(Protocol):
     def failed(self, reason: str, *, unavailable: bool) -> None:
         """It ends with an error; ``unavailable`` when nothing could serve it."""
 
+    def expired(self, reason: str) -> None:
+        """Its deadline has passed."""
+
 
 class Choice:
     """Its state, from submit to finish."""
@@ -142,6 +145,8 @@ class Choice:
             self._finish("length", "", [], [])
         if delta.finish == "error" or delta.finish == "cancelled":
             self._sink.failed(delta.error or "the request was cancelled", unavailable=False)
+        elif delta.finish == "deadline":
+            self._sink.expired(delta.error)
 
     def _tell(self, token_ids: list[int], delta: Delta) -> None:
         """New tokens and the text they bring."""

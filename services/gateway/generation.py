@@ -160,6 +160,10 @@ class Generation:
         """See ``ChoiceSink``."""
         self._fail(errors.unavailable(reason) if unavailable else errors.internal(reason))
 
+    def expired(self, reason: str) -> None:
+        """See ``ChoiceSink``."""
+        self._fail(errors.too_late(reason))
+
     def _fail(self, error: ApiError) -> None:
         if self.error is None:
             self.error = error
@@ -210,8 +214,8 @@ def _error_of(rejected: Rejected) -> ApiError:
             return errors.invalid(rejected.detail)
         case "too_long":
             return errors.invalid(rejected.detail, code="context_length_exceeded")
-        case "queue_full":
-            return ApiError(429, rejected.detail, code="queue_full", headers=headers)
+        case "queue_full" | "overloaded" as code:
+            return ApiError(429, rejected.detail, code=code, headers=headers)
         case "unavailable":
             return ApiError(503, rejected.detail, code="unavailable", headers=headers)
         case "duplicate":

@@ -1,6 +1,7 @@
 """Options of one scheduler process. Built by ``tools`` from the command line; imports nothing."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,14 @@ class SchedulerOptions:
     """How long the first request of such a batch waits for the batch to fill."""
     max_queue: int | None = None
     """Most waiting requests before a submit is rejected; None is no limit."""
+    max_queue_tokens: int | None = None
+    """The same for their known tokens."""
+    ttft_limit_ms: int | None = None
+    """A submit whose first token is predicted to come later is rejected; None is no limit."""
+    ageing_ms: int = 10_000
+    """How long a priority may wait without being served before it has a turn."""
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)
+    """Shares of tenants; 1 for those not named."""
     prefix_cache: bool = True
     """Keep the KV of what was computed, and share it among requests that begin alike."""
     recovery_timeout_s: float = 60.0

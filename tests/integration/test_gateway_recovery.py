@@ -131,6 +131,7 @@ async def test_another_tokenizer_than_the_executors_is_not_ready() -> None:
         (("too_long", "the prompt of 100 tokens does not fit", 0), 400, None),
         (("invalid", "no", 0), 400, None),
         (("queue_full", "10 requests wait already", 2500), 429, "3"),
+        (("overloaded", "the first token would come in 9000 ms", 4200), 429, "5"),
         (("unavailable", "no executor", 0), 503, "1"),
         (("duplicate", "?", 0), 500, None),
     ],

@@ -225,6 +225,18 @@ async def test_stream_06_a_failure_after_the_first_byte_is_one_error_event() -> 
         assert (await w.chat(max_tokens=200)).status_code == 500
 
 
+async def test_a_deadline_that_passes_is_an_error_of_its_own() -> None:
+    scheduler = ScriptedScheduler(says("abc", "deadline", error="the deadline of 9 ms has passed"), auto=False)
+    async with world(scheduler) as w:
+        events = events_of((await stream_by_hand(w, 3)).text)
+        assert events[-1] == "[DONE]"
+        error = {"type": "timeout_error", "param": None, "code": "deadline_exceeded"}
+        assert events[-2] == {"error": {"message": "the deadline of 9 ms has passed", **error}}
+        w.scheduler.auto = True
+        response = await w.chat(max_tokens=200)
+        assert (response.status_code, response.json()["error"]["code"]) == (504, "deadline_exceeded")
+
+
 async def test_stream_06_abort_never_reaches_a_client() -> None:
     async with world(ScriptedScheduler(says("abc", "cancelled"), auto=False)) as w:
         assert "error" in events_of((await stream_by_hand(w, 3)).text)[-2]

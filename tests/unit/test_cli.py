@@ -173,3 +173,14 @@ def readme_default(parameter: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
+
+
+@pytest.mark.parametrize("weight", ["gold", "gold=", "gold=0", "gold=-1", "gold=nan", "=2", "gold=inf"])
+def test_a_weight_that_makes_no_sense_is_refused(weight: str) -> None:
+    with pytest.raises(typer.BadParameter, match="tenant-weight|WEIGHT"):
+        cli._tenant_weights([weight])
+
+
+def test_weights_by_tenant() -> None:
+    assert cli._tenant_weights(["gold=2.5", "a=b=1", "gold=3"]) == {"gold": 3.0, "a=b": 1.0}
+    assert cli._tenant_weights(None) == {}

@@ -32,6 +32,10 @@ OPTIONS = UpOptions(
     max_step_tokens=512,
     max_model_len=None,
     max_queue=None,
+    max_queue_tokens=None,
+    ttft_limit_ms=None,
+    ageing_ms=10_000,
+    tenant_weights={"gold": 2.5},
     prefix_cache="on",
     api_keys=("sk-one", "sk-two"),
     cors_origins=("https://a", "https://b"),
@@ -62,7 +66,7 @@ def specs(http: socket.socket, **changes: Any) -> dict[str, ChildSpec]:
 
 
 def flags(spec: ChildSpec) -> dict[str, str]:
-    return dict(argument[2:].split("=") for argument in spec.argv if argument.startswith("--") and "=" in argument)
+    return dict(argument[2:].split("=", 1) for argument in spec.argv if argument.startswith("--") and "=" in argument)
 
 
 def test_the_processes_and_their_ports(http: socket.socket) -> None:
@@ -113,6 +117,8 @@ def test_every_option_of_up_reaches_some_child(http: socket.socket) -> None:
             changed[each.name] = ("sk-new",)
         elif each.name == "cors_origins":
             changed[each.name] = ("https://new",)
+        elif each.name == "tenant_weights":
+            changed[each.name] = {"new": 1.0}
         elif "str" in str(each.type):
             changed[each.name] = "new"
         else:

@@ -18,6 +18,7 @@ TYPES = {
     404: "not_found_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",
+    504: "timeout_error",
 }
 RETRY_AFTER_S = 1
 
@@ -65,6 +66,11 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
 def unavailable(message: str) -> ApiError:
     """503: nothing is wrong with the request; try again soon."""
     return ApiError(503, message, code="unavailable", headers={"Retry-After": str(RETRY_AFTER_S)})
+
+
+def too_late(message: str) -> ApiError:
+    """504: it did not end by the deadline that it named."""
+    return ApiError(504, message, code="deadline_exceeded")
 
 
 def internal(message: str = "internal error") -> ApiError:
