@@ -60,4 +60,8 @@ async def test_every_greedy_output_equals_transformers(
         assert got.completion_tokens == len(tokens)
     if num_blocks < 100:
         assert preemptions(system) > 0, "the pool was meant to be too small"
+    else:
+        again = await _all_at_once(system)
+        assert [got.token_ids for got in again] == expected, "prompts from the prefix cache"
+        assert system.debug_state()["scheduler"]["executors"][0]["blocks"]["cached"] > 0
     system.wait_idle()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from services.executor import sampling
 from services.executor.backend import StepError
 from services.executor.backends.torch_backend import TorchBackend, load
 from services.executor.options import ExecutorOptions
@@ -220,3 +221,31 @@ def test_the_default_model_equals_transformers_token_for_token(default_model: Pa
     assert found == [alone(model, prompt, 16) for prompt in prompts]
     assert tokenizer.decode(found[0]).startswith("1. The Moon is a celestial body that orbits Earth")
     assert backend.facts.eos_token_ids == [2]
+
+
+@pytest.mark.model
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_comes_from_the_cache_gives_the_same_bits(
+    default_model: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    """A prompt computed whole, and computed behind blocks that another lane left: equal logits, to the bit."""
+    backend = backend_of(default_model, dtype=dtype)
+    seen: list[torch.Tensor] = []
+    sample = sampling.sample
+
+    def spy(logits: torch.Tensor, *rest: object) -> object:
+        seen.append(logits.clone())
+        return sample(logits, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(sampling, "sample", spy)
+    tokenizer = AutoTokenizer.from_pretrained(default_model)
+    prompt = tokenizer.encode((Path(__file__).parents[2] / "LICENSE").read_text())[300:400]
+    backend.run(step([Row(prompt, 0, 100, list(range(7)))], BLOCK_SIZE))
+    for num_cached in (16, 64, 96):
+        shared = list(range(num_cached // BLOCK_SIZE))
+        table = shared + list(range(20, 27 - len(shared)))
+        backend.run(step([Row(prompt, num_cached, 100 - num_cached, table)], BLOCK_SIZE))
+    whole, *cached = seen
+    assert whole.shape[0] == 1
+    assert all(torch.equal(whole, other) for other in cached)

@@ -1,7 +1,7 @@
 """Which executor takes which request: executors with room pull from the shared queue. Called by ``machine``.
 
 Executors that can plan at the same moment share what waits: the one with the fewest lanes in use goes first, and none
-takes more than its part. Nothing ever waits for an executor that cannot plan now, so a hung one holds nobody up.
+takes more than its part. Who waits for one that cannot plan now does so for a bounded time only (``preference``).
 """
 
 from collections.abc import Iterable
