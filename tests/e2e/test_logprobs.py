@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from tests.e2e.conftest import StartSystem
-from tests.e2e.system import System
+from tests.e2e.system import Role, System
 from tests.fakes.waiting import await_until
 
 PENALTIES = {"repetition_penalty": 1.2, "frequency_penalty": 0.4, "presence_penalty": 0.3}
@@ -44,7 +44,7 @@ def client_of(system: System) -> openai.AsyncOpenAI:
     return system.async_client(timeout=120, max_retries=10)
 
 
-async def check(system: System, max_tokens: int) -> None:
+async def check(system: System, max_tokens: int, copies: int, killed: list[Role]) -> None:
     bodies = requests(max_tokens)
     async with client_of(system) as client:
         alone = [(await answers(client, [body]))[0] for body in bodies]
@@ -54,30 +54,27 @@ async def check(system: System, max_tokens: int) -> None:
         assert len(told["tokens"]) == len(told["text_offset"])
         assert alone[2][0]["token_ids"] != alone[2][1]["token_ids"], "choices of one request differ"
         before = system.debug_state()["scheduler"]["preempted"]
-        assert await answers(client, bodies * 3) == alone * 3
+        assert await answers(client, bodies * copies) == alone * copies
         assert system.debug_state()["scheduler"]["preempted"] > before, "nothing was preempted"
-
-        crowd = asyncio.create_task(answers(client, bodies * 3))
-        await await_until(lambda: system.debug_state()["scheduler"]["running"] > 2, 30, "requests run")
-        system.kill("executor", signal.SIGKILL)
-        assert await crowd == alone * 3
-
-        crowd = asyncio.create_task(answers(client, bodies * 3))
-        await await_until(lambda: system.debug_state()["scheduler"]["running"] > 2, 30, "requests run")
-        system.kill("scheduler", signal.SIGKILL)
-        assert await crowd == alone * 3
+        for role in killed:
+            crowd = asyncio.create_task(answers(client, bodies * copies))
+            await await_until(lambda: system.debug_state()["scheduler"]["running"] > 2, 30, "requests run")
+            system.kill(role, signal.SIGKILL)
+            assert await crowd == alone * copies, f"after the {role} was killed"
     system.wait_ready()
 
 
 @pytest.mark.timeout(200)
 async def test_sched_28_fake_model(start_system: StartSystem) -> None:
-    await check(start_system(executors=2, num_blocks=40, faults={"step_ms": 5}), 80)
+    system = start_system(executors=2, num_blocks=40, faults={"step_ms": 5})
+    await check(system, 80, 3, ["executor", "scheduler"])
 
 
 @pytest.mark.model
 @pytest.mark.timeout(300)
 async def test_sched_28_default_model(start_system: StartSystem) -> None:
-    await check(start_system(backend="torch", dtype="float32", executors=2, num_blocks=12), 60)
+    system = start_system(backend="torch", dtype="float32", executors=2, num_blocks=12)
+    await check(system, 28, 2, ["executor"])
 
 
 @pytest.mark.model
