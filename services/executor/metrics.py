@@ -11,6 +11,7 @@ from shared.wire import tokens
 from shared.wire.executor import BatchFailed, BatchPlan, BatchResult
 
 STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+GAP_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
@@ -31,6 +32,12 @@ class ExecutorMetrics:
         )
         self._step_tokens = Histogram(
             f"{PREFIX}executor_step_tokens", "Tokens computed in one step.", buckets=TOKENS, registry=self.registry
+        )
+        self.gap = Histogram(
+            f"{PREFIX}executor_gap_seconds",
+            "Idle time between two steps while a request was on a lane.",
+            buckets=GAP_SECONDS,
+            registry=self.registry,
         )
         self._busy = Counter(f"{PREFIX}executor_busy_seconds", "Time spent in steps.", registry=self.registry)
         self._ignored = Counter(

@@ -58,7 +58,7 @@ class Shell:
     ) -> None:
         self._options = options
         self._backend = backend
-        self._stepper = Stepper(backend)
+        self._stepper = Stepper(backend, metrics.gap.observe)
         self._compute = compute
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()

@@ -5,6 +5,7 @@ Called by the shell in the compute thread, and by tests that want a whole execut
 
 import logging
 import time
+from collections.abc import Callable
 
 from services.executor.backend import Backend, StepError, StepOutput
 from services.executor.batch import StepBatch
@@ -21,7 +22,11 @@ MAX_DETAIL = 500
 class Stepper:
     """Answers every plan with exactly one ``BatchResult`` or ``BatchFailed``."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, on_gap: Callable[[float], object] = lambda gap_s: None) -> None:
+        """``on_gap`` is told, in the compute thread, how long a request on a lane has waited between two steps."""
+        self._on_gap = on_gap
+        self._ended_at = 0.0
+        """perf_counter() at the end of the step before."""
         self.lanes = Lanes(backend.facts, backend.limits, backend.released, backend.taken)
         self._backend = backend
         self._last_failed = -1
@@ -32,6 +37,7 @@ class Stepper:
     def reset(self) -> None:
         """A new session: every lane is empty and no step has failed."""
         self.lanes.clear()
+        self._ended_at = 0.0
         self._last_failed = -1
 
     def step(self, plan: BatchPlan) -> BatchResult | BatchFailed:
@@ -49,6 +55,9 @@ class Stepper:
 
     def _run(self, plan: BatchPlan, batch: StepBatch, failures: list[LaneFailure]) -> BatchResult | BatchFailed:
         started = time.perf_counter()
+        admitted = {admit.lane for admit in plan.admits}
+        if self._ended_at and any(lane not in admitted for lane in batch.lanes):
+            self._on_gap(started - self._ended_at)
         try:
             output = self._backend.run(batch)
         except StepError as error:
@@ -56,13 +65,15 @@ class Stepper:
         except Exception as error:
             log.exception("step %d failed", plan.step)
             return self._failed(plan, "error", f"{type(error).__name__}: {error}"[:MAX_DETAIL])
-        run_us = round((time.perf_counter() - started) * 1e6)
+        self._ended_at = time.perf_counter()
+        run_us = round((self._ended_at - started) * 1e6)
         self.lanes.commit(batch, output)
         return _result(plan, batch, output, failures, run_us)
 
     def _failed(
         self, plan: BatchPlan, kind: str, detail: str, lanes: list[int] | None = None, fatal: bool = False
     ) -> BatchFailed:
+        self._ended_at = 0.0
         self._last_failed = plan.step
         return BatchFailed(plan.epoch, plan.step, kind, tokens.pack(lanes or []), detail, fatal)
 

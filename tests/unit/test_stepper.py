@@ -138,3 +138,16 @@ def test_reset_forgets_lanes_and_failures() -> None:
     assert stepper.lanes.open_lanes() == []
     fresh = batch_plan(1, 1, 0, admits=[admit(0, [65], [0])], work=[Work(0, 0, 1, True)])
     assert len(sampled(stepper.step(fresh))) == 1
+
+
+def test_idle_time_between_steps_counts_while_a_request_is_on_a_lane() -> None:
+    gaps: list[float] = []
+    stepper = Stepper(FakeBackend(fake_model.facts(64), LIMITS), gaps.append)
+    stepper.step(batch_plan(1, 1, 0, admits=[admit(0, [65, 66, 67], [0])], work=[Work(0, 0, 3, True)]))
+    assert gaps == []
+    stepper.step(decode(2, 1))
+    assert len(gaps) == 1
+    assert gaps[0] >= 0
+    stepper.step(batch_plan(1, 3, 2, retires=[0]))
+    stepper.step(batch_plan(1, 4, 3, admits=[admit(0, [65, 66, 67], [0])], work=[Work(0, 0, 3, True)]))
+    assert len(gaps) == 1, "nobody waited"
