@@ -38,7 +38,7 @@ def rejections(world):
     ]
 
 
-def test_case_25_a_prompt_no_pool_can_hold_is_rejected_and_blocks_nobody():
+def test_sched_25_a_prompt_no_pool_can_hold_is_rejected_and_blocks_nobody():
     world, gateway = world_of()
     too_long = world.submit(gateway, prompt(300), 4)
     assert too_long.end == "rejected"
@@ -51,7 +51,7 @@ def test_case_25_a_prompt_no_pool_can_hold_is_rejected_and_blocks_nobody():
 
 
 @pytest.mark.parametrize(("num_prompt", "end"), [(254, "length"), (255, "length"), (256, "rejected")])
-def test_case_25_the_exact_fit_works(num_prompt, end):
+def test_sched_25_the_exact_fit_works(num_prompt, end):
     """255 tokens and one more fill 256 slots; the exact fit also runs beside a watermark."""
     world, gateway = world_of()
     stream = world.submit(gateway, prompt(num_prompt), 10, ignore_eos=True)
@@ -97,7 +97,7 @@ def test_without_executors_requests_wait_and_are_judged_when_one_joins():
     assert good.end == "length"
 
 
-def test_case_29_a_full_queue_turns_new_requests_away_and_keeps_its_word():
+def test_sched_29_a_full_queue_turns_new_requests_away_and_keeps_its_word():
     world, gateway = world_of(ExecutorLimits(16, 16, 1, 512), max_queue=10, retry_after_ms=700)
     streams = [world.submit(gateway, prompt(10), 4, ignore_eos=True) for _ in range(200)]
     accepted = [stream for stream in streams if stream.accepted]

@@ -177,7 +177,7 @@ def readme_default(parameter: Any) -> str:
 
 @pytest.mark.parametrize("weight", ["gold", "gold=", "gold=0", "gold=-1", "gold=nan", "=2", "gold=inf"])
 def test_a_weight_that_makes_no_sense_is_refused(weight: str) -> None:
-    with pytest.raises(typer.BadParameter, match="tenant-weight|WEIGHT"):
+    with pytest.raises(typer.BadParameter, match="WEIGHT"):
         cli._tenant_weights([weight])
 
 

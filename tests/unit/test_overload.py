@@ -65,7 +65,7 @@ class Clock:
         return [message for message in messages if isinstance(message, Rejected)][-1]
 
 
-def test_case_29_tokens_in_the_queue_are_limited_too():
+def test_sched_29_tokens_in_the_queue_are_limited_too():
     clock = Clock(num_lanes=1, max_queue_tokens=50, retry_after_ms=700)
     streams = [clock.submit(20) for _ in range(5)]
     assert [stream.end for stream in streams] == ["", "", "", "rejected", "rejected"], "one runs, 40 tokens wait"
@@ -77,7 +77,7 @@ def test_case_29_tokens_in_the_queue_are_limited_too():
 
 
 @pytest.mark.parametrize("limits", [{"max_queue": 5}, {"max_queue_tokens": 60}])
-def test_case_29_retry_after_of_a_full_queue_is_when_there_is_room(limits):
+def test_sched_29_retry_after_of_a_full_queue_is_when_there_is_room(limits):
     clock = Clock(num_lanes=4, **limits)
     clock.warm_up()
     for _ in range(5):

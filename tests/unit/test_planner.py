@@ -156,7 +156,7 @@ def test_the_first_in_order_is_never_preempted():
     assert world.scheduler.counters.preempted > 0
 
 
-def test_case_27_of_two_that_need_the_last_block_the_less_urgent_goes():
+def test_sched_27_of_two_that_need_the_last_block_the_less_urgent_goes():
     world, gateway, executor = world_of(num_blocks=6, block_size=4, num_lanes=2)
     less = world.submit(gateway, prompt(8), 8, priority=1)
     more = world.submit(gateway, prompt(4), 8, priority=0)
@@ -171,7 +171,7 @@ def test_case_27_of_two_that_need_the_last_block_the_less_urgent_goes():
     assert (less.end, more.end) == ("length", "length")
 
 
-def test_case_27_an_urgent_arrival_takes_the_seat_of_a_less_urgent_one():
+def test_sched_27_an_urgent_arrival_takes_the_seat_of_a_less_urgent_one():
     world, gateway, executor = world_of(num_lanes=2)
     low = [world.submit(gateway, prompt(8, i), 40, priority=5) for i in range(2)]
     world.run_step(executor.id)
@@ -220,7 +220,7 @@ def test_an_urgent_started_prefill_does_not_wait_for_the_blocks_of_a_less_urgent
     assert low.end == "length"
 
 
-def test_case_26_small_requests_pass_a_big_one_that_does_not_fit_now():
+def test_sched_26_small_requests_pass_a_big_one_that_does_not_fit_now():
     world, gateway, executor = world_of(num_blocks=40, block_size=16, num_lanes=8)
     long = world.submit(gateway, prompt(370), 60)
     world.run_step(executor.id)
@@ -238,7 +238,7 @@ def test_case_26_small_requests_pass_a_big_one_that_does_not_fit_now():
     assert big.tokens, "it starts as soon as there is room"
 
 
-def test_case_26_a_big_request_is_passed_a_bounded_number_of_times():
+def test_sched_26_a_big_request_is_passed_a_bounded_number_of_times():
     world, gateway, executor = world_of(num_blocks=40, block_size=16, num_lanes=8)
     world.submit(gateway, prompt(330), 200)
     world.run_step(executor.id)

@@ -78,7 +78,7 @@ def test_an_aged_request_runs_at_the_urgency_it_has_earned():
     world.drain()
 
 
-def test_case_26_a_turn_is_not_given_past_a_request_that_holds_the_door():
+def test_sched_26_a_turn_is_not_given_past_a_request_that_holds_the_door():
     world, gateway, executor = world_of(num_lanes=4, num_blocks=40)
     world.submit(gateway, prompt(1, 330), 300)
     world.run_step(executor.id)
