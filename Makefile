@@ -7,7 +7,7 @@ ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test check wheels test-compose gpu-check soak
+.PHONY: help setup up test check wheels test-compose gpu-check invariance soak
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ wheels: $(VENV)/installed ## Fill wheels/ for the images with this machine's pip
 
 test-compose: setup ## Run the real containers on a real Docker engine
 	tests/compose/run
+
+invariance: setup ## Compare bits of rows alone and in crowds, on this CPU
+	$(BIN)/python -m tools.invariance $(ARGS)
 
 gpu-check: $(VENV)/installed ## Check kernels and system on a CUDA device
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \

@@ -3,11 +3,13 @@
 Called by ``tools.main``. Imports typer only.
 """
 
+import os
+import sys
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tools.options import BackendOption, MaxInflight, option, switch
+from tools.options import BackendOption, DtypeOption, MaxInflight, Model, QuantizationOption, Threads, option, switch
 
 if TYPE_CHECKING:
     from tools.bench.workload import Lengths
@@ -47,6 +49,14 @@ Picture = Annotated[str, option("picture", "HTML file for the picture of lanes b
 PictureSteps = Annotated[int, option("steps", "Steps in the picture.", min=1)]
 Ticks = Annotated[int, option("ticks", "Ticks to measure, each.", min=10)]
 JsonFile = Annotated[str, option("json", "File for the figures as JSON.")]
+
+
+Decodes = Annotated[str, option("decodes", "Running streams, several numbers with commas between them.")]
+PrefillTokens = Annotated[int, option("prefill-tokens", "Tokens of one prefill chunk in the same step.", min=0)]
+PrefillCached = Annotated[int, option("prefill-cached", "Tokens already computed in front of the chunk.", min=0)]
+Context = Annotated[int, option("context", "Tokens of context of each stream.", min=1)]
+StepTemperature = Annotated[float, option("temperature", "0 is greedy; above it rows are drawn, top_p 0.95.", min=0)]
+Repeats = Annotated[int, option("repeats", "Turns of the measurement; figures are medians.", min=3)]
 
 
 @app.command("serve")
@@ -107,9 +117,74 @@ def scheduler(
     """Measure what one tick costs the scheduler, by the number of running requests."""
     from tools.bench.scheduler import run
 
-    if not all(part.isdecimal() and int(part) for part in running.split(",")):
-        raise typer.BadParameter(f"{running!r} is not whole numbers with commas between them", param_hint="--running")
-    raise typer.Exit(run([int(part) for part in running.split(",")], queue, cached_blocks, ticks, json))
+    numbers = _numbers(running, "--running")
+    if not all(numbers):
+        raise typer.BadParameter("at least one request must run", param_hint="--running")
+    raise typer.Exit(run(numbers, queue, cached_blocks, ticks, json))
+
+
+@app.command("step")
+def step(
+    model: Model = "default",
+    decodes: Decodes = "1,32",
+    prefill_tokens: PrefillTokens = 0,
+    prefill_cached: PrefillCached = 0,
+    context: Context = 256,
+    dtype: DtypeOption = "auto",
+    quantization: QuantizationOption = "none",
+    threads: Threads = None,
+    temperature: StepTemperature = 0,
+    repeats: Repeats = 15,
+    json: JsonFile = "",
+) -> None:
+    """Measure one step of the executor on this CPU against its floor: the products alone, and KV bytes."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the executor has it
+    from tools import model as models
+    from tools.bench.step import StepOptions, run
+
+    options = StepOptions(
+        model=models.cached(model, lambda line: print(line, file=sys.stderr)),
+        decodes=_numbers(decodes, "--decodes"),
+        prefill_tokens=prefill_tokens,
+        prefill_cached=prefill_cached,
+        context=context,
+        dtype=dtype,
+        quantization=quantization,
+        threads=threads,
+        temperature=temperature,
+        repeats=repeats,
+        json_file=json,
+    )
+    if not prefill_tokens and not all(options.decodes):
+        raise typer.BadParameter(
+            "a step without decodes and without a prefill computes nothing", param_hint="--decodes"
+        )
+    raise typer.Exit(run(options))
+
+
+@app.command("kernels")
+def kernels(
+    model: Model = "default",
+    dtype: DtypeOption = "auto",
+    quantization: QuantizationOption = "none",
+    threads: Threads = None,
+    repeats: Repeats = 15,
+    json: JsonFile = "",
+) -> None:
+    """Measure each kernel on this CPU with the model's shapes: matrix rate, or share of the memory's speed."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    from tools import model as models
+    from tools.bench.kernels import run
+
+    folder = models.cached(model, lambda line: print(line, file=sys.stderr))
+    raise typer.Exit(run(folder, dtype, quantization, threads, repeats, json))
+
+
+def _numbers(text: str, name: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if not all(part.isdecimal() for part in parts):
+        raise typer.BadParameter(f"{text!r} is not whole numbers with commas between them", param_hint=name)
+    return tuple(map(int, parts))
 
 
 @app.command("compare")

@@ -38,7 +38,7 @@ def _onednn(weight: Tensor) -> Linear:
     """As it is, without padding one row to two."""
     packed = torch.ops.mkldnn._reorder_linear_weight(weight)
     product = torch.ops.mkldnn._linear_pointwise
-    return lambda x: product(x, packed, None, "none", [], "")  # type: ignore[no-any-return]
+    return lambda x: product(x, packed, None, "none", [], "")
 
 
 def _onednn_int8(weight: Tensor) -> Linear:

@@ -9,6 +9,7 @@ import json
 import sys
 import time
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +166,7 @@ class Bench:
         num_tokens, num_sampled = len(batch.token_ids), len(batch.samples)
         parts: list[dict[str, float]] = []
         runs: dict[str, Any] = {
-            way: lambda way=way: self._products.run(way, num_tokens, num_sampled) for way in self._products.ways
+            way: partial(self._products.run, way, num_tokens, num_sampled) for way in self._products.ways
         }
         runs |= {"step": lambda: self._run(batch), "counted": lambda: self._counted(batch, parts)}
         taken = interleaved(runs | {"memory": self._memory.run}, options.repeats)

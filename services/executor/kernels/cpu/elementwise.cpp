@@ -5,7 +5,7 @@
 
 namespace {
 
-constexpr int64_t kRowsWorthThreads = 8;
+constexpr int64_t kWorthThreads = 1 << 15;  // elements, about 20 us: below that waking threads costs more
 
 template <typename T> inline T rounded(float x) { return narrow(x, T{}); }
 template <typename T> inline float as_stored(float x) { return widen(rounded<T>(x)); }
@@ -24,22 +24,20 @@ template <typename T>
 void normalize(const T* x, const T* weight, T* out, int64_t width, float eps) {
   const float factor = 1.0f / std::sqrt(mean_square(x, width) + eps);
   int64_t i = 0;
-  for (; i + kWidth <= width; i += kWidth) {
-    T scaled[kWidth];
-    store(scaled, load(x + i) * factor);
-    store(out + i, load(scaled) * load(weight + i));
-  }
+  for (; i + kWidth <= width; i += kWidth) store(out + i, vec_as_stored(load(x + i) * factor, T{}) * load(weight + i));
   for (; i < width; ++i) out[i] = rounded<T>(as_stored<T>(widen(x[i]) * factor) * widen(weight[i]));
 }
 
 template <typename T>
 void add_rms_norm_rows(const T* x, T* residual, const T* weight, T* out, int64_t rows, int64_t width, float eps) {
-#pragma omp parallel for if (rows >= kRowsWorthThreads)
+#pragma omp parallel for if (rows * width >= kWorthThreads)
   for (int64_t r = 0; r < rows; ++r) {
     const T* row = x + r * width;
     if (residual) {
       T* sum = residual + r * width;
-      for (int64_t i = 0; i < width; ++i) sum[i] = rounded<T>(widen(sum[i]) + widen(row[i]));
+      int64_t i = 0;
+      for (; i + kWidth <= width; i += kWidth) store(sum + i, load(sum + i) + load(row + i));
+      for (; i < width; ++i) sum[i] = rounded<T>(widen(sum[i]) + widen(row[i]));
       row = sum;
     }
     normalize(row, weight, out + r * width, width, eps);
@@ -65,7 +63,7 @@ struct Rotary {
 template <typename T>
 void rotary_rows(const Rotary& c) {
   const int64_t D = c.head_dim, half = D / 2, B = c.block_size;
-#pragma omp parallel for if (c.rows >= kRowsWorthThreads)
+#pragma omp parallel for if (c.rows * (c.heads + 2 * c.kv_heads) * D >= kWorthThreads)
   for (int64_t r = 0; r < c.rows; ++r) {
     const T* row = static_cast<const T*>(c.qkv) + r * (c.heads + 2 * c.kv_heads) * D;
     const float* cos = c.cos + c.positions[r] * half;
@@ -95,14 +93,12 @@ inline vec sigmoid(vec x) {
 template <typename T>
 inline void silu_mul_vec(const T* gate, const T* up, T* out) {
   const vec g = load(gate);
-  T silu[kWidth];
-  store(silu, g * sigmoid(g));
-  store(out, load(silu) * load(up));
+  store(out, vec_as_stored(g * sigmoid(g), T{}) * load(up));
 }
 
 template <typename T>
 void silu_mul_rows(const T* gate_up, T* out, int64_t rows, int64_t width) {
-#pragma omp parallel for if (rows >= kRowsWorthThreads)
+#pragma omp parallel for if (rows * width >= kWorthThreads)
   for (int64_t r = 0; r < rows; ++r) {
     const T* gate = gate_up + r * 2 * width;
     const T* up = gate + width;

@@ -37,12 +37,21 @@ struct Segment {
 // only says how much is under way at once.
 template <typename T, int D, int N, int G>
 inline void score_groups(const Segment<T>& s, const float (*q)[D], int at, float (*score)[kSegment]) {
-  const T* keys[G];
+  // Blocks lie anywhere in memory, and each is too short for the hardware to foresee the next: the keys of the next
+  // groups and the values of these, which are read last, are asked for meanwhile. Tiles of many pairs compute longer
+  // than they wait.
+  constexpr bool kAhead = N <= 4;
+  const T* keys[G]; const T* next_keys[G]; const T* values[G];
   vec sum[G][N];
 #pragma GCC unroll 8
   for (int g = 0; g < G; ++g) {
     const int pos = s.first + at + g * kWidth;
     keys[g] = s.keys + s.block(pos) + pos % s.block_size;
+    if constexpr (kAhead) {
+      const int next = pos + G * kWidth < s.last ? pos + G * kWidth : pos;
+      next_keys[g] = s.keys + s.block(next) + next % s.block_size;
+      values[g] = s.values + s.block(pos) + int64_t(pos % s.block_size) * D;
+    }
 #pragma GCC unroll 8
     for (int i = 0; i < N; ++i) sum[g][i] = vec{};
   }
@@ -50,6 +59,10 @@ inline void score_groups(const Segment<T>& s, const float (*q)[D], int at, float
 #pragma GCC unroll 8
     for (int g = 0; g < G; ++g) {
       const vec key = load(keys[g] + int64_t(d) * s.block_size);
+      if (kAhead && (sizeof(T) == 4 || d % 2 == 0)) {
+        __builtin_prefetch(next_keys[g] + int64_t(d) * s.block_size);
+        __builtin_prefetch(values[g] + d * kWidth);
+      }
 #pragma GCC unroll 8
       for (int i = 0; i < N; ++i) sum[g][i] += key * q[i][d];
     }

@@ -26,6 +26,13 @@ inline void store(uint16_t* p, vec v) {  // rounds to nearest even; NaN stays Na
   const hvec h = __builtin_convertvector(kept, hvec);
   std::memcpy(p, &h, sizeof h);
 }
+// The value that storing as T and loading again would leave.
+inline vec vec_as_stored(vec v, float) { return v; }
+inline vec vec_as_stored(vec v, uint16_t) {
+  const uvec bits = (uvec)v;
+  const uvec nearest = (bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff0000;
+  return (vec)((bits & 0x7fffffff) > 0x7f800000 ? bits | 0x400000 : nearest);
+}
 inline float widen(float x) { return x; }
 inline float widen(uint16_t x) { uint32_t u = uint32_t(x) << 16; float f; std::memcpy(&f, &u, 4); return f; }
 inline float narrow(float x, float) { return x; }
