@@ -193,7 +193,7 @@ async def test_requests_are_served_and_shown_and_nothing_is_left_when_idle(start
         assert replies[0].query_id == 77
         state = json.loads(replies[0].state_json)
         assert (state["waiting"], state["running"]) == (0, 0)
-        assert state["executors"][0]["blocks"] == {"total": 16, "free": 16, "cached": 0, "used": 0}
+        assert state["executors"][0]["blocks"] == {"total": 16, "free": 8, "cached": 8, "used": 0}
         found = await asyncio.to_thread(_metrics, process)
         assert found["paternoster:executors_connected"] == 1
         assert found["paternoster:gateways_connected"] == 1
