@@ -31,7 +31,7 @@ class Bench:
         return table
 
     def match(self, token_ids: list[int], namespace: Namespace = ME) -> list[int]:
-        return list(Search(namespace, token_ids).blocks_on(self.id, self.prefixes))
+        return list(Search(namespace, tokens.pack(token_ids)).blocks_on(self.id, self.prefixes))
 
 
 def ids(num_tokens: int, first: int = 0) -> list[int]:
@@ -135,7 +135,7 @@ def test_case_30_what_was_found_is_held_before_anybody_takes_a_block():
 
 def test_a_search_is_brought_up_to_date_and_not_begun_again():
     bench = Bench(num_blocks=6)
-    search = Search(ME, ids(13))
+    search = Search(ME, tokens.pack(ids(13)))
     assert search.blocks_on("e", bench.prefixes) == []
     table = bench.table(ids(8))
     assert search.blocks_on("e", bench.prefixes) == table
@@ -149,7 +149,7 @@ def test_a_search_is_brought_up_to_date_and_not_begun_again():
 def test_a_block_that_has_become_another_chain_is_not_what_was_found():
     """Its number, its tokens and its predecessor's number are what they were; the chain is not."""
     bench = Bench(num_blocks=2)
-    search = Search(ME, ids(9))
+    search = Search(ME, tokens.pack(ids(9)))
     table = bench.table(ids(8))
     assert search.blocks_on("e", bench.prefixes) == table
     bench.pool.give_back(table)

@@ -46,13 +46,18 @@ class Directory:
                 del self._owners[block_size]
 
     def deepest(self, namespace: Namespace, column: bytes, item_bytes: int) -> str | None:
-        """The executor that published the longest chain of a column's tokens, or one that looks like it."""
+        """The executor that published the longest chain of a column's tokens, or one that looks like it.
+
+        Costs as much as what is found. It ends where nobody is known, even if somebody once published more.
+        """
         found, most = None, 0
         for block_size, owners in self._owners.items():
             chain, step = root_chain(namespace), block_size * item_bytes
             for end in range(step, len(column), step):  # not the last block if nothing is left to compute behind it
                 chain = next_chain(chain, column[end - step : end])
                 executor_id = owners.get(chain)
-                if executor_id is not None and end > most:
+                if executor_id is None:
+                    break
+                if end > most:
                     found, most = executor_id, end
         return found

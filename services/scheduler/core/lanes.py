@@ -11,7 +11,7 @@ from typing import NamedTuple
 from services.scheduler.core.blocks import BlockPool, blocks_for
 from services.scheduler.core.cost import StepCost
 from services.scheduler.core.directory import Directory, Namespace
-from services.scheduler.core.prefix import Key, Prefixes, Search
+from services.scheduler.core.prefix import Key, Prefixes
 from services.scheduler.core.request import Request
 from shared.wire import tokens
 from shared.wire.executor import ExecutorHello
@@ -225,9 +225,7 @@ class Executor:
         prefixes = self.pool.prefixes
         if prefixes is None or (request.submit.sampling.prompt_logprobs and not request.num_output):
             return []
-        if request.search is None:
-            request.search = Search(request.namespace, request.tokens)
-        return request.search.blocks_on(self.id, prefixes)
+        return request.look_up().blocks_on(self.id, prefixes)
 
     def need(self, request: Request, num_tokens: int) -> int:
         """Available blocks that a waiting request takes to hold ``num_tokens``: those it finds in use cost nothing."""

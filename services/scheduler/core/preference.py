@@ -4,11 +4,11 @@ Others leave it alone for ``prefix_wait_ms``, unless they hold as much of it; th
 once, when the request begins to wait, at a cost that does not grow with the executors.
 """
 
+from itertools import takewhile
 from typing import NamedTuple
 
 from services.scheduler.core.directory import Directory
 from services.scheduler.core.lanes import Executor
-from services.scheduler.core.prefix import Search
 from services.scheduler.core.request import Request
 from shared.wire import tokens
 
@@ -42,9 +42,7 @@ class Preferences:
         """A request begins to wait: keep it for the executor that can spare most of its tokens, if it has a lane."""
         if len(self._executors) < 2 or not self._wait_ms:
             return
-        if request.search is None:
-            request.search = Search(request.namespace, request.tokens)
-        executor_id = self._directory.deepest(request.namespace, request.search.column, tokens.ITEM_BYTES)
+        executor_id = self._directory.deepest(request.namespace, request.look_up().column, tokens.ITEM_BYTES)
         executor = self._executors.get(executor_id) if executor_id is not None else None
         if executor is None or executor.draining or not executor.free_lanes:
             return
@@ -72,7 +70,7 @@ class Preferences:
 
     def expire(self, now_ms: int) -> bool:
         """Let go of those that were kept long enough; whether there were any."""
-        due = [request for request, kept in self._kept.items() if kept.until_ms <= now_ms]
+        due = list(takewhile(lambda request: self._kept[request].until_ms <= now_ms, self._kept))
         for request in due:
             del self._kept[request]
         return bool(due)

@@ -121,9 +121,10 @@ class Search:
 
     __slots__ = ("_matches", "column", "namespace")
 
-    def __init__(self, namespace: Namespace, token_ids: list[int]) -> None:
+    def __init__(self, namespace: Namespace, column: bytes) -> None:
+        """``column`` holds all of the request's tokens."""
         self.namespace = namespace
-        self.column = tokens.pack(token_ids)
+        self.column = column
         self._matches: dict[str, Match] = {}
 
     def blocks_on(self, executor_id: str, prefixes: Prefixes) -> list[int]:

@@ -159,6 +159,14 @@ class Request:
         """Output tokens so far, those before a resubmission included."""
         return len(self.tokens) - self.num_prompt
 
+    def look_up(self) -> Search:
+        """Its search of prefix caches, begun if need be; it waits."""
+        if self.search is None:
+            # Waiting requests are many, and most of them are as they came.
+            column = tokens.pack(self.tokens) if self.num_output else self.submit.prompt
+            self.search = Search(self.namespace, column)
+        return self.search
+
     @property
     def namespace(self) -> Namespace:
         """Whose prefixes it may share."""
