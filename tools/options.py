@@ -3,6 +3,7 @@
 ``tools.main`` puts them on commands. Imports no service, so that a command's help needs none.
 """
 
+import os
 import re
 from typing import Annotated, Any, Literal
 
@@ -41,6 +42,15 @@ def parse_bytes(text: str) -> int:
         raise typer.BadParameter(f"{text!r} is no memory at all")
     return count
 
+
+def writable(path: str) -> str:
+    """A file that can be written, or nothing: known before the work whose figures go there. Raises BadParameter."""
+    if path and not os.access(path if os.path.exists(path) else os.path.dirname(path) or ".", os.W_OK):
+        raise typer.BadParameter(f"{path} cannot be written")
+    return path
+
+
+JsonFile = Annotated[str, option("json", "File for the figures as JSON.", callback=writable)]
 
 # Where things listen.
 Host = Annotated[str, option("host", "Address to listen on.")]

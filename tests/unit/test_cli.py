@@ -48,6 +48,8 @@ def one_error_line(result: subprocess.CompletedProcess[str]) -> str:
         (["down"], "No such command 'down'"),
         (["executor", "--model", "/no/such/folder"], "'/no/such/folder' is not a model folder"),
         (["bench", "serve", "--prompt-tokens", "9:3"], "'9:3' must hold whole numbers"),
+        (["bench", "serve", "--json", "/no/such/file"], "/no/such/file cannot be written"),
+        (["simulate", "--json", "/no/such/file"], "/no/such/file cannot be written"),
         (["model", "fetch"], "Missing argument"),
     ],
 )

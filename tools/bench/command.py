@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tools.options import BackendOption, DtypeOption, MaxInflight, Model, QuantizationOption, Threads, option, switch
+from tools.options import (
+    BackendOption,
+    DtypeOption,
+    JsonFile,
+    MaxInflight,
+    Model,
+    QuantizationOption,
+    Threads,
+    option,
+    switch,
+)
 
 if TYPE_CHECKING:
     from tools.bench.workload import Lengths
@@ -48,7 +58,6 @@ StartTimeout = Annotated[float, option("start-timeout", "Seconds a system may ta
 Picture = Annotated[str, option("picture", "HTML file for the picture of lanes by steps.")]
 PictureSteps = Annotated[int, option("steps", "Steps in the picture.", min=1)]
 Ticks = Annotated[int, option("ticks", "Ticks to measure, each.", min=10)]
-JsonFile = Annotated[str, option("json", "File for the figures as JSON.")]
 
 
 Decodes = Annotated[str, option("decodes", "Running streams, several numbers with commas between them.")]

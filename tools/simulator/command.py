@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tools.options import BlockSize, MaxInflight, MaxLanes, MaxModelLen, MaxQueue, option, switch
+from tools.options import BlockSize, JsonFile, MaxInflight, MaxLanes, MaxModelLen, MaxQueue, option, switch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,7 +54,6 @@ Attain = Annotated[float, option("attain", "How many are enough, from 0 to 1.", 
 LoadSeed = Annotated[int, option("seed", "The same seed gives the same load.")]
 Picture = Annotated[str, option("picture", "HTML file for the picture of lanes by steps.")]
 Steps = Annotated[int, option("steps", "Steps in the picture.", min=1)]
-JsonFile = Annotated[str, option("json", "File for the figures as JSON.")]
 
 
 def simulate(
