@@ -199,5 +199,24 @@ def test_a_flood_of_one_tenant_does_not_delay_another():
     world.drain()
 
 
+def test_what_goes_before_a_newcomer_is_what_its_tenant_s_counter_says():
+    queue = WaitingQueue(Settings())
+    back = request_of(queue, "a", 7)
+    queue.admit(back)
+    for _ in range(5):
+        request_of(queue, "a", 10)
+    queue.push(back)
+    for _ in range(2):
+        request_of(queue, "b", 10)
+    fair = queue.queues()[0]
+    assert fair.ahead("a", 1.0) == (1 + 5 + 2, 7 + 50 + 20)
+    assert fair.ahead("b", 1.0) == (1 + 2 + 2, 7 + 20 + 20)
+    assert fair.ahead("c", 1.0) == (1, 7), "it comes in at the smallest counter"
+    urgent = Request("g", Submit("u", tokens.pack([1]), Sampling(), 1, priority=-1), 99)
+    patient = Request("g", Submit("p", tokens.pack([1]), Sampling(), 1, priority=1), 99)
+    assert queue.ahead(urgent) == (0, 0)
+    assert queue.ahead(patient) == (8, 77)
+
+
 def test_an_empty_queue_has_no_head():
     assert FairQueue().head(3) == []

@@ -114,7 +114,10 @@ class FairQueue:
         counter = account.counter if account.requests else self._entry(account)
         counter += INPUT_COST * account.num_tokens / account.weight
         num_requests = float(len(self.back) + len(account.requests))
-        num_tokens = float(sum(len(request.tokens) for request in self.back) + account.num_tokens)
+        # Of those that have run all tokens, of the tenant's own too, of the others' what is due to them before.
+        num_tokens = float(
+            self.num_tokens - sum(other.num_tokens for other in self.accounts.values() if other is not account)
+        )
         for other in self.accounts.values():
             if other is not account and other.requests:
                 most = (counter - other.counter) * other.weight / INPUT_COST
