@@ -21,4 +21,4 @@ class RestoredMachine(SchedulerMachine):
 
 @pytest.mark.timeout(300)
 class TestRestored(RestoredMachine.TestCase):
-    settings = settings(COMMON, max_examples=200, stateful_step_count=60, derandomize=True)
+    settings = settings(COMMON, max_examples=100, stateful_step_count=60, derandomize=True)

@@ -235,7 +235,7 @@ def _share(one: Compared) -> str:
 
 
 def _table(compared: Iterable[Compared]) -> tuple[list[str], list[list[str]]]:
-    head = ["policy", "busy share", "output tokens/s", "TTFT p50, p99 ms", "TPOT p50, p99 ms", "steps"]
+    head = ["policy", "busy share", "tokens/s", "TTFT p50 p99 ms", "TPOT p50 p99 ms", "steps"]
     return head, [
         [
             one.policy,
@@ -250,7 +250,7 @@ def _table(compared: Iterable[Compared]) -> tuple[list[str], list[list[str]]]:
 
 
 def _two(values: dict[str, float | None]) -> str:
-    return ", ".join("-" if values[p] is None else f"{values[p]:.0f}" for p in ("p50", "p99"))
+    return " ".join("-" if values[p] is None else f"{values[p]:.0f}" for p in ("p50", "p99"))
 
 
 def _as_json(compared: Iterable[Compared]) -> dict[str, Any]:
