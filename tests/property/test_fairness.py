@@ -13,10 +13,14 @@ from tests.fakes.scheduler_world import World
 LONGEST_PROMPT = 6
 MOST_OUTPUT = 6
 
-arrivals = st.tuples(st.integers(0, 3), st.integers(1, LONGEST_PROMPT), st.integers(1, MOST_OUTPUT))
-"""Tenant, prompt tokens, output tokens."""
-events = st.lists(st.one_of(arrivals, st.integers(0, 1)), min_size=20, max_size=120)
-"""A number runs a step of that executor."""
+bursts = st.tuples(
+    st.integers(0, 2),
+    st.integers(1, 20),
+    st.integers(1, LONGEST_PROMPT),
+    st.integers(1, MOST_OUTPUT),
+    st.integers(0, 20),
+)
+"""Tenant, requests, prompt tokens, output tokens, and steps that are run before the next burst."""
 
 
 class Meter:
@@ -52,11 +56,11 @@ class Meter:
             assert max(most, lead) - min(least, lead) <= self.bound, f"{pair} are {least}..{most} apart"
 
 
-@settings(deadline=None, max_examples=60, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=40, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    events=events,
-    weights=st.lists(st.sampled_from([1.0, 2.0, 4.0]), min_size=4, max_size=4),
-    lanes=st.integers(1, 4),
+    events=st.lists(bursts, min_size=3, max_size=8),
+    weights=st.lists(st.sampled_from([1.0, 1.0, 2.0]), min_size=3, max_size=3),
+    lanes=st.integers(1, 2),
     num_executors=st.integers(1, 2),
     max_inflight=st.sampled_from([1, 2]),
     policy=st.sampled_from(["continuous", "prefill-first"]),
@@ -68,7 +72,7 @@ def test_a_backlogged_tenant_is_never_further_behind_than_the_bound(
 
     U is the larger of the longest prompt's cost and the cost of all tokens that can run at once, over the weight.
     """
-    tenants = dict(zip("abcd", weights, strict=True))
+    tenants = dict(zip("abc", weights, strict=True))
     core_settings = Settings(tenant_weights=tenants, max_inflight=max_inflight, policy=policy)
     world = World(core_settings, pool_slots=96 * 4)
     gateway = world.join_gateway()
@@ -76,19 +80,19 @@ def test_a_backlogged_tenant_is_never_further_behind_than_the_bound(
     most_tokens = num_executors * lanes * (LONGEST_PROMPT + MOST_OUTPUT)
     bound = 2 * max(INPUT_COST * LONGEST_PROMPT, OUTPUT_COST * most_tokens) / min(weights)
     meter = Meter(world, tenants, bound)
-    for event in events:
-        if isinstance(event, int):
-            world.run_step(executors[event % num_executors])
-        else:
-            which, num_prompt, max_tokens = event
-            meter.streams.append(
-                world.submit(gateway, [which % 2] * num_prompt, max_tokens, ignore_eos=True, tenant="abcd"[which])
-            )
+
+    def run(steps):
+        for _ in range(steps):
+            for executor in executors:
+                world.run_step(executor)
+                meter.check()
+
+    for which, count, num_prompt, max_tokens, steps in events:
+        for _ in range(count):
+            prompt = [which % 2] * num_prompt
+            meter.streams.append(world.submit(gateway, prompt, max_tokens, ignore_eos=True, tenant="abc"[which]))
         meter.check()
-    for _ in range(400):
-        for executor in executors:
-            world.run_step(executor)
-            meter.check()
-        if not any(world.streams.values()):
-            break
+        run(steps)
+    while any(world.streams.values()):
+        run(1)
     world.drain()
