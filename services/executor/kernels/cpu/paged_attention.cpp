@@ -119,6 +119,35 @@ inline void weigh(const Segment<T>& s, int from, const float (*score)[kSegment],
     for (int c = 0; c < kVecs; ++c) store(acc[from + i] + c * kWidth, out[i][c]);
 }
 
+// Turns one pair's scores into weights. This and merge are never inlined: one piece of code rounds for tiles of every
+// size, or the compiler may fuse other products with additions in one than in another.
+__attribute__((noinline)) Partial weights_of(float* score, int live) {
+  const int end = live <= 0 ? 0 : (live + kWidth - 1) / kWidth * kWidth;
+  vec top = vec{} - INFINITY;
+  for (int at = 0; at < end; at += kWidth) { const vec s = load(score + at); top = s > top ? s : top; }
+  Partial partial = {end ? reduce_max(top) : -INFINITY, 0.0f};
+  if (partial.peak == -INFINITY) return partial;  // it sees nothing of this segment
+  vec sum = {};
+  for (int at = 0; at < end; at += kWidth) {
+    const vec weight = exp_nonpositive(load(score + at) - partial.peak);
+    sum += weight;
+    store(score + at, weight);
+  }
+  partial.total = reduce_sum(sum);
+  return partial;
+}
+
+// Adds a segment's values to one pair's sum so far.
+template <int D>
+__attribute__((noinline)) void merge(const Partial& partial, const float* acc, Partial* all, float* sum) {
+  if (partial.peak == -INFINITY) return;
+  const float top = std::max(all->peak, partial.peak);
+  const float old_weight = all->peak == -INFINITY ? 0.0f : std::exp(all->peak - top);
+  const float new_weight = std::exp(partial.peak - top);
+  for (int d = 0; d < D; ++d) sum[d] = sum[d] * old_weight + acc[d] * new_weight;
+  *all = {top, all->total * old_weight + partial.total * new_weight};
+}
+
 // acc[i][D] receives the weighted values of the segment, partial[i] their peak and total weight.
 template <typename T, int D, int N>
 void segment(const Segment<T>& s, const float (*q)[D], float (*acc)[D], Partial* partial) {
@@ -129,21 +158,7 @@ void segment(const Segment<T>& s, const float (*q)[D], float (*acc)[D], Partial*
   int at = 0;
   for (; at + kGroups * kWidth <= padded; at += kGroups * kWidth) score_groups<T, D, N, kGroups>(s, q, at, score);
   for (; at < padded; at += kWidth) score_groups<T, D, N, 1>(s, q, at, score);
-  for (int i = 0; i < N; ++i) {
-    const int live = std::min(s.position[i] + 1 - s.first, length);
-    const int end = live <= 0 ? 0 : (live + kWidth - 1) / kWidth * kWidth;
-    vec top = vec{} - INFINITY;
-    for (int at = 0; at < end; at += kWidth) { vec s = load(&score[i][at]); top = s > top ? s : top; }
-    partial[i] = {end ? reduce_max(top) : -INFINITY, 0.0f};
-    if (partial[i].peak == -INFINITY) continue;  // it sees nothing of this segment
-    vec sum = {};
-    for (int at = 0; at < end; at += kWidth) {
-      const vec weight = exp_nonpositive(load(&score[i][at]) - partial[i].peak);
-      sum += weight;
-      store(&score[i][at], weight);
-    }
-    partial[i].total = reduce_sum(sum);
-  }
+  for (int i = 0; i < N; ++i) partial[i] = weights_of(score[i], std::min(s.position[i] + 1 - s.first, length));
   constexpr int kWhole = N / kPairs * kPairs;
   for (int i = 0; i < kWhole; i += kPairs) weigh<T, D, kPairs>(s, i, score, acc);
   if constexpr (kWhole < N) weigh<T, D, N - kWhole>(s, kWhole, score, acc);
@@ -168,14 +183,14 @@ void tile(const Call& c, int s, int kv_head, int first_pair) {
   alignas(64) float q[N][D], acc[N][D], sum[N][D];
   int position[N] = {}, oldest[N] = {};
   int64_t offset[N];
-  float peak[N], total[N];
+  Partial all[N];
   for (int i = 0; i < N; ++i) {
     const int row = (first_pair + i) / group, head = kv_head * group + (first_pair + i) % group;
     offset[i] = (int64_t(c.starts[s] + row) * c.heads + head) * D;
     for (int d = 0; d < D; ++d) q[i][d] = widen(query[offset[i] + d]) * c.scale;
     position[i] = c.lens[s] - rows + row;
     oldest[i] = c.window ? std::max(0, position[i] - c.window + 1) : 0;
-    peak[i] = -INFINITY; total[i] = 0;
+    all[i] = {-INFINITY, 0.0f};
     std::memset(sum[i], 0, sizeof sum[i]);
   }
   const int end = position[N - 1] + 1;
@@ -183,18 +198,10 @@ void tile(const Call& c, int s, int kv_head, int first_pair) {
   for (int first = oldest[0] / kSegment * kSegment; first < end; first += kSegment) {
     segment<T, D, N>({keys, values, c.tables + s * c.table_width, position, oldest, c.block_size, block_stride, first,
                       std::min(first + kSegment, end)}, q, acc, partial);
-    for (int i = 0; i < N; ++i) {
-      if (partial[i].peak == -INFINITY) continue;
-      const float top = std::max(peak[i], partial[i].peak);
-      const float old_weight = peak[i] == -INFINITY ? 0.0f : std::exp(peak[i] - top);
-      const float new_weight = std::exp(partial[i].peak - top);
-      for (int d = 0; d < D; ++d) sum[i][d] = sum[i][d] * old_weight + acc[i][d] * new_weight;
-      total[i] = total[i] * old_weight + partial[i].total * new_weight;
-      peak[i] = top;
-    }
+    for (int i = 0; i < N; ++i) merge<D>(partial[i], acc[i], &all[i], sum[i]);
   }
   for (int i = 0; i < N; ++i)
-    for (int d = 0; d < D; ++d) out[offset[i] + d] = narrow(sum[i][d] / total[i], T{});
+    for (int d = 0; d < D; ++d) out[offset[i] + d] = narrow(sum[i][d] / all[i].total, T{});
 }
 
 template <typename T, int D>
