@@ -122,3 +122,33 @@ def test_a_hint_is_followed_only_as_far_as_it_is_true(monkeypatch):
     assert not bench.world.scheduler.ledger.preferences.requests()
     assert bench.place(stream) is not None
     bench.world.drain()
+
+
+def test_a_request_is_not_kept_for_an_executor_that_can_never_hold_it():
+    world = World(Settings(max_inflight=1), FACTS)
+    gateway = world.join_gateway()
+    small = world.join_executor(ExecutorLimits(5, 16, 2, 512)).id
+    world.submit(gateway, PROMPT[:65], 1)
+    world.drain()
+    large = world.join_executor(LIMITS).id
+    world.submit(gateway, PROMPT[:60], 8)
+    stream = world.submit(gateway, PROMPT, 8)
+    assert not world.scheduler.ledger.preferences.requests()
+    lane = world.scheduler.ledger.requests[gateway][stream.submit.request_id].lane
+    assert lane.executor.id == large != small
+    world.drain()
+
+
+def test_nobody_is_preempted_for_a_request_that_is_kept_for_another_executor():
+    """Else the one that made room would take its place again at once, and so on for as long as the other is kept."""
+    bench = Bench()
+    on_second = [bench.submit(other_prompt(100 * i), 60, priority=0) for i in range(1)]
+    bench.world.run_step(bench.second)
+    on_first = [bench.submit(other_prompt(200 + 100 * i), 60, priority=5) for i in range(2)]
+    urgent = bench.submit(PROMPT, 4, priority=0)
+    for _ in range(10):
+        bench.world.run_step(bench.first)
+        bench.world.run_step(bench.second)
+    bench.world.drain()
+    assert {stream.end for stream in [*on_first, *on_second, urgent]} == {"length"}
+    assert bench.world.scheduler.counters.preempted <= 2

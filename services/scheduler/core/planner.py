@@ -141,7 +141,7 @@ class Planner:
         first = self.ledger.queue.urgent()
         if first is None or not executor.priorities or max(executor.priorities) <= first.rank.priority:
             return
-        if executor.draining or not admission.fits_ever(first, executor):
+        if executor.draining or not admission.fits_ever(first, executor) or self._is_kept(first, executor):
             return
         if any(_has_room(other, first) for other in self.ledger.executors.values()):
             return

@@ -7,6 +7,7 @@ once, when the request begins to wait, at a cost that does not grow with the exe
 from itertools import takewhile
 from typing import NamedTuple
 
+from services.scheduler.core.admission import fits_ever
 from services.scheduler.core.directory import Directory
 from services.scheduler.core.lanes import Executor
 from services.scheduler.core.request import Request
@@ -44,7 +45,7 @@ class Preferences:
             return
         executor_id = self._directory.deepest(request.namespace, request.look_up().column, tokens.ITEM_BYTES)
         executor = self._executors.get(executor_id) if executor_id is not None else None
-        if executor is None or executor.draining or not executor.free_lanes:
+        if executor is None or executor.draining or not executor.free_lanes or not fits_ever(request, executor):
             return
         num_tokens = len(executor.match(request)) * executor.limits.block_size
         if num_tokens:
