@@ -127,7 +127,7 @@ def test_resubmitted_siblings_share_again():
 
 
 def test_a_deadline_ends_a_request_that_is_held_back():
-    world, gateway, executor = world_of(ExecutorLimits(64, 16, 8, 32), max_inflight=1)
+    world, gateway, _ = world_of(ExecutorLimits(64, 16, 8, 32), max_inflight=1)
     first, second = (world.submit(gateway, PROMPT, 10, group="g", deadline_ms=deadline_ms) for deadline_ms in (0, 50))
     assert world.scheduler.ledger.siblings.num_held == 1
     world.pass_time(50)
