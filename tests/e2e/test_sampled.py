@@ -21,7 +21,9 @@ async def test_same_tokens_alone_in_a_crowd_preempted_and_across_a_kill(start_sy
         alone = await stream(client, PROMPT, **SAMPLED)
         assert len(alone.token_ids) == 48
 
-        crowd = [stream(client, prompt, temperature=1.0, max_tokens=32) for prompt in PROMPTS[8:]]
+        # Twenty-four short prompts that are all admitted and then outgrow the pools together.
+        grow = {"temperature": 1.0, "max_tokens": 80, "extra_body": {"ignore_eos": True}}
+        crowd = [stream(client, prompt, **grow) for prompt in PROMPTS[:12] * 2]
         before = system.debug_state()["scheduler"]["preempted"]
         in_crowd = (await together(*crowd, stream(client, PROMPT, **SAMPLED), stream(client, PROMPT, **SAMPLED)))[-2:]
         assert [said.token_ids for said in in_crowd] == [alone.token_ids] * 2
