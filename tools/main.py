@@ -17,6 +17,7 @@ from tools import environment
 from tools import options as o
 from tools.bench import command as bench
 from tools.simulator.command import simulate
+from tools.waiting_threads import choose_wait
 
 PROGRAM = "paternoster"
 USAGE_ERROR = 2
@@ -311,9 +312,7 @@ def executor(
     log_level: o.LogLevelOption = "info",
 ) -> None:
     """Run one executor: the model, its KV cache and its compute threads."""
-    # Compute threads that spin while they wait hold the cores that gateway, scheduler or another executor need: with
-    # more to do than cores, 24 tokens took 16 s spinning and 1.1 s sleeping. OpenMP reads this once, when torch loads.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    choose_wait()
     from services.executor.main import run
     from services.executor.options import ExecutorOptions
 

@@ -3,7 +3,6 @@
 Called by ``tools.main``. Imports typer only.
 """
 
-import os
 import sys
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -20,6 +19,7 @@ from tools.options import (
     option,
     switch,
 )
+from tools.waiting_threads import choose_wait
 
 if TYPE_CHECKING:
     from tools.bench.workload import Lengths
@@ -147,7 +147,7 @@ def step(
     json: JsonFile = "",
 ) -> None:
     """Measure one step of the executor on this CPU against its floor: the products alone, and KV bytes."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the executor has it
+    choose_wait()
     from tools import model as models
     from tools.bench.step import StepOptions, run
 
@@ -181,7 +181,7 @@ def kernels(
     json: JsonFile = "",
 ) -> None:
     """Measure each kernel on this CPU with the model's shapes: matrix rate, or share of the memory's speed."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    choose_wait()
     from tools import model as models
     from tools.bench.kernels import run
 
