@@ -4,6 +4,7 @@ What is the same in every chunk of a response is formatted once; a chunk costs o
 ``services.gateway.api.answer``; pure.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -27,7 +28,7 @@ def error_event(body: bytes) -> bytes:
     return b"data: " + body + b"\n\n"
 
 
-class Events:
+class Events(ABC):
     """The chunks of one response. Subclasses say how a choice's part of a chunk looks."""
 
     object_name: str
@@ -108,16 +109,17 @@ class Events:
             return (b',"usage":', self._usage.json(), b"}\n\n")
         return (b',"usage":null}\n\n',) if self._with_usage else (b"}\n\n",)
 
+    @abstractmethod
     def _opening(self, index: int, head: bytes) -> Iterable[bytes]:
-        raise NotImplementedError
+        """The events before a choice's first text."""
 
+    @abstractmethod
     def _text(self, head: bytes, text: str, logprobs: bytes) -> tuple[bytes, ...]:
         """From ``head`` to ``"finish_reason":``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _end(self, head: bytes, logprobs: bytes) -> tuple[bytes, ...]:
         """As ``_text``, of the chunk that carries the finish reason."""
-        raise NotImplementedError
 
 
 class ChatEvents(Events):

@@ -170,7 +170,7 @@ class _ExecutorSide:
         self._shell.steps.beat(peer, message.busy_ms)
 
     def lost(self, peer: str, why: str) -> None:
-        _log.warning("executor %s left: %s", peer, why)
+        _log.log(logging.INFO if why == "goodbye" else logging.WARNING, "executor %s left: %s", peer, why)
         self._shell.steps.left(peer)
         self._shell.handle(events.ExecutorLeft(peer, why))
 
