@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from services.executor.kernels.cpu.library import CpuLibrary
+from services.executor.kernels.cpu.bindings import CpuLibrary
 
 
 def attention_and_rotary(kernels: CpuLibrary, dtype: torch.dtype, shape: tuple[int, int, int], number: int) -> None:

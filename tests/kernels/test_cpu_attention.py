@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.executor.kernels.cpu.library import CpuLibrary
+from services.executor.kernels.cpu.bindings import CpuLibrary
 
 BLOCK_SIZE = 16
 

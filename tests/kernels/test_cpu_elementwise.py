@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from services.executor.kernels.cpu.library import CpuLibrary
+from services.executor.kernels.cpu.bindings import CpuLibrary
 
 DTYPES = [torch.float32, torch.bfloat16]
 ROWS = [1, 3, 8, 130]

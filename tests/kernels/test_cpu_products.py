@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.executor.kernels import int8
-from services.executor.kernels.cpu.library import CpuLibrary
+from services.executor.kernels.cpu.bindings import CpuLibrary
 
 DTYPES = [torch.float32, torch.bfloat16]
 

@@ -4,9 +4,9 @@ import logging
 
 import torch
 
+from services.executor.kernels.cpu.bindings import supports
 from services.executor.kernels.cpu.build import NoCompilerError
 from services.executor.kernels.cpu.kernels import CompiledKernels
-from services.executor.kernels.cpu.library import supports
 from services.executor.kernels.interface import Kernels, Quantization
 from services.executor.kernels.reference import ReferenceKernels
 from services.executor.kernels.triton.needs import missing

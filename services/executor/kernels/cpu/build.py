@@ -1,6 +1,6 @@
 """Compiles the C++ kernels into one shared library for an instruction set level, and caches it.
 
-Called by ``library`` at start, and as ``python -m services.executor.kernels.cpu.build FOLDER`` by image builds, which
+Called by ``bindings`` at start, and as ``python -m services.executor.kernels.cpu.build FOLDER`` by image builds, which
 ship the library for every level. Imports nothing of torch: the kernels take plain pointers.
 """
 
@@ -39,7 +39,7 @@ def level() -> str:
     return next(name for name, needed in LEVELS.items() if needed <= flags)
 
 
-def library_path(name: str) -> Path:
+def shared_object(name: str) -> Path:
     """Path of the library for a level, compiled now unless an image or an earlier start has left it.
 
     Raises NoCompilerError.

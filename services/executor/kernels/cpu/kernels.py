@@ -5,7 +5,7 @@ from torch import Tensor
 
 from services.executor.batch import StepBatch
 from services.executor.kernels import linear
-from services.executor.kernels.cpu.library import CpuLibrary
+from services.executor.kernels.cpu.bindings import CpuLibrary
 from services.executor.kernels.interface import LayerCache, Linear, QkNorm, Quantization, Rotary
 
 

@@ -1,4 +1,4 @@
-"""The compiled matrix products: weights laid out once, then called with rows. Made by ``library``.
+"""The compiled matrix products: weights laid out once, then called with rows. Made by ``bindings``.
 
 Both give a row the same bits for any number of rows: see ``bf16.cpp`` and ``int8.cpp``.
 """

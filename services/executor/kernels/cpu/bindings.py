@@ -47,7 +47,7 @@ class CpuLibrary:
     def __init__(self, path: Path | None = None) -> None:
         """Loads ``path``, or this machine's own library, compiled now where need be."""
         self.level = build.level()
-        self._library = ctypes.CDLL(str(path or build.library_path(self.level)))
+        self._library = ctypes.CDLL(str(path or build.shared_object(self.level)))
         for name, types in _SIGNATURES.items():
             getattr(self._library, name).argtypes = types
 
