@@ -17,6 +17,7 @@ from services.scheduler.journal_format import Handled, digest
 from shared.wire import tokens
 from shared.wire.executor import BatchResult
 from shared.wire.gateway import Submit
+from shared.wire.sampling import Constraint
 
 
 class Permutation:
@@ -57,6 +58,7 @@ class Permutation:
             submit.sampling,
             stop_token_ids=self.column(submit.sampling.stop_token_ids),
             bias_ids=self.column(submit.sampling.bias_ids),
+            constraint=_silent(submit.sampling.constraint),
         )
         return replace(
             submit,
@@ -73,6 +75,11 @@ class Permutation:
             sample_tokens=self.column(result.sample_tokens),
             logprobs=[replace(told, records=bytes(len(told.records))) for told in result.logprobs],
         )
+
+
+def _silent(constraint: Constraint | None) -> Constraint | None:
+    """What the output must be tells of it, and the core never reads it."""
+    return None if constraint is None else replace(constraint, source="x" * len(constraint.source))
 
 
 class Shadow:

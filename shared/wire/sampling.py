@@ -1,7 +1,7 @@
 """How a request's tokens are chosen: carried by ``Submit`` to the scheduler and by ``Admit`` to the executor."""
 
 import math
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -9,6 +9,18 @@ from shared.wire import tokens
 
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 NO_LOGPROBS = -1
+
+MAX_CONSTRAINT_CHARS = 2**18
+"""Of a constraint's source: some times the largest schema that is met with, and little beside a long prompt."""
+
+
+class Constraint(Struct, frozen=True, array_like=True):
+    """What the text of a request's output must be; it ends where nothing more may follow."""
+
+    kind: Literal["json_schema", "regex", "lark"]
+    source: str
+    """``json_schema``: a schema as JSON text; ``regex``: a pattern for the whole text; ``lark``: a grammar in
+    llguidance's dialect of Lark, which may also name special tokens (``<|name|>``) and embed schemas (``%json``)."""
 
 
 class Sampling(Struct, frozen=True, array_like=True):
@@ -46,6 +58,8 @@ class Sampling(Struct, frozen=True, array_like=True):
     prompt_logprobs: bool = False
     """Tell as much of each prompt token but the first. Every one must be computed: none may come from the prefix cache
     while the request has no output."""
+    constraint: Constraint | None = None
+    """What the output must be; None is any text."""
 
 
 def problem_of(sampling: Sampling, vocab_size: int) -> str | None:
@@ -69,6 +83,8 @@ def problem_of(sampling: Sampling, vocab_size: int) -> str | None:
             return f"{name} is {value}"
     if not (sampling.top_p and sampling.repetition_penalty):
         return "top_p or repetition_penalty is 0"
+    if sampling.constraint is not None and len(sampling.constraint.source) > MAX_CONSTRAINT_CHARS:
+        return f"the constraint has {len(sampling.constraint.source)} characters"
     try:
         ids = [*tokens.unpack(sampling.stop_token_ids), *(bias_ids := tokens.unpack(sampling.bias_ids))]
         biases = tokens.unpack_floats(sampling.bias_values)

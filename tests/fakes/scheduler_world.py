@@ -40,7 +40,15 @@ from tests.fakes.streams import FACTS, POISON, Stream
 
 read_event: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
 
-SAMPLING_FIELDS = ("seed", "min_tokens", "repetition_penalty", "frequency_penalty", "num_logprobs", "prompt_logprobs")
+SAMPLING_FIELDS = (
+    "seed",
+    "min_tokens",
+    "repetition_penalty",
+    "frequency_penalty",
+    "num_logprobs",
+    "prompt_logprobs",
+    "constraint",
+)
 """Fields of ``World.submit`` that go into ``Sampling``."""
 
 

@@ -10,7 +10,7 @@ from shared.wire import codec, executor, gateway, session, tokens
 from shared.wire.codec import Decoder
 from shared.wire.facts import ExecutorLimits, ModelFacts
 from shared.wire.logprobs import Logprobs
-from shared.wire.sampling import Sampling
+from shared.wire.sampling import Constraint, Sampling
 
 DECODERS: dict[str, tuple[Decoder[Any], Any]] = {
     "gateway_to_scheduler": (codec.gateway_to_scheduler, gateway.ToScheduler),
@@ -80,6 +80,7 @@ _SAMPLING = Sampling(
     tokens.pack_floats([-100.0]),
     2,
     True,
+    Constraint("regex", "a+"),
 )
 _RECORD = tokens.pack_floats([-0.5]) + tokens.pack([70000]) + tokens.pack_floats([-0.5])
 

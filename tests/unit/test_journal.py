@@ -15,7 +15,7 @@ from services.scheduler.journal_format import MAGIC, JournalError, Reader
 from shared.wire import tokens
 from shared.wire.facts import ExecutorLimits, ModelFacts
 from shared.wire.gateway import Submit
-from shared.wire.sampling import Sampling
+from shared.wire.sampling import Constraint, Sampling
 from tests.fakes.scheduler_world import World
 from tools import replay
 
@@ -168,6 +168,18 @@ def test_a_redacted_journal_before_any_executor_holds_no_prompt(tmp_path: Path) 
     world.journal.close()
     assert tokens.pack(PROMPT) not in (tmp_path / "j").read_bytes()
     assert replay.run(Reader(tmp_path / "j")).events.total() == 0
+
+
+@pytest.mark.parametrize("redact", [False, True])
+def test_only_a_redacted_journal_is_silent_about_constraints(tmp_path: Path, redact: bool) -> None:
+    world = Recorded(Settings(), WORDS)
+    world.journal = Journal(tmp_path / "j", world.scheduler, redact)
+    world.join_executor(ExecutorLimits(8, 4, 2, 8))
+    world.submit(world.join_gateway(), PROMPT, 4, constraint=Constraint("regex", "its text"))
+    world.drain()
+    world.journal.close()
+    assert (b"its text" in (tmp_path / "j").read_bytes()) is not redact
+    assert replay.run(Reader(tmp_path / "j")).events.total() == len(world.log)
 
 
 def test_a_replay_that_decides_otherwise_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,11 @@ from services.scheduler.core.request import Request
 from shared import fake_model
 from shared.wire import tokens
 from shared.wire.gateway import Submit
-from shared.wire.sampling import Sampling, problem_of
+from shared.wire.sampling import MAX_CONSTRAINT_CHARS, Constraint, Sampling, problem_of
 
 FACTS = fake_model.facts()
 V = FACTS.vocab_size
+_LONGEST = Constraint("regex", "a" * MAX_CONSTRAINT_CHARS)
 BIAS = Sampling(bias_ids=tokens.pack([3, V - 1]), bias_values=tokens.pack_floats([-100.0, 1.5]))
 
 
@@ -41,8 +42,9 @@ BIAS = Sampling(bias_ids=tokens.pack([3, V - 1]), bias_values=tokens.pack_floats
         {"bias_ids": tokens.pack([1, 1])},
         {"bias_values": tokens.pack_floats([1.0])},
         {"bias_values": tokens.pack_floats([1.0, math.nan])},
+        {"constraint": Constraint("regex", "a" * (MAX_CONSTRAINT_CHARS + 1))},
     ],
-    ids=str,
+    ids=lambda fields: str(fields)[:80],
 )
 def test_a_foreign_gateways_sampling_broke_whole_steps(fields: dict[str, object]) -> None:
     sampling = msgspec.structs.replace(BIAS, **fields)
@@ -54,5 +56,9 @@ def test_a_foreign_gateways_sampling_broke_whole_steps(fields: dict[str, object]
 
 
 def test_what_gateways_send_is_fine() -> None:
-    for sampling in (Sampling(), BIAS, Sampling(2.0, V, 1e-9, 1.0, 2**63 - 1, 2**31 - 1, num_logprobs=V)):
+    for sampling in (
+        Sampling(),
+        BIAS,
+        Sampling(2.0, V, 1e-9, 1.0, 2**63 - 1, 2**31 - 1, num_logprobs=V, constraint=_LONGEST),
+    ):
         assert problem_of(sampling, V) is None
