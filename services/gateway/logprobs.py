@@ -1,6 +1,6 @@
 """Logprobs as choices carry them, and as the two endpoints write them. Pure.
 
-Read by ``services.gateway.choice``, written by ``services.gateway.sse`` and ``services.gateway.api.answer``.
+Read by ``services.gateway.choice``, written by ``services.gateway.shapes``.
 """
 
 from collections.abc import Callable, Sequence

@@ -78,13 +78,14 @@ async def _answers(w: World) -> bool:
 
 def _answer(gateway: Gateway) -> object:
     """The response object of one streamed request, as the endpoint makes it."""
-    from services.gateway.api.completions import CompletionAnswer
+    from services.gateway.api.answer import Answer as HttpAnswer
     from services.gateway.api.schema import CompletionRequest
     from services.gateway.api.settings import settings_of
+    from services.gateway.shapes.chunks import CompletionChunks
 
     facts = gateway.facts()
     settings = settings_of(CompletionRequest(stream=True, max_tokens=100), facts, 1)
-    return CompletionAnswer(gateway, settings, [[65, 66]], facts)
+    return HttpAnswer(gateway, settings, [[65, 66]], facts, CompletionChunks, "cmpl-")
 
 
 @pytest.mark.parametrize("way", ["aclose", "collected", "cancelled"])

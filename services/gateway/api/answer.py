@@ -1,4 +1,4 @@
-"""From checked settings and token ids to the HTTP answer, streamed or whole: what both endpoints share.
+"""From checked settings and token ids to the HTTP answer, streamed or whole: what all generating endpoints share.
 
 Headers leave once the scheduler has accepted every choice; until then, whatever goes wrong is a status of its own.
 """
@@ -8,13 +8,10 @@ import contextlib
 import logging
 import secrets
 import time
-from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from time import perf_counter
-from typing import Any, ClassVar, TypeVar
 
-import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -25,8 +22,7 @@ from services.gateway.choice import Choice, Update, join
 from services.gateway.failures import log_failure
 from services.gateway.gateway import Gateway
 from services.gateway.generation import ClientGone, Generation
-from services.gateway.logprobs import Spell, TokenLogprobs
-from services.gateway.sse import DONE, KEEP_ALIVE, Events, LogprobsShape, error_event
+from services.gateway.shapes.shape import Outline, Shape
 from services.gateway.text.detokenizer import detokenizer
 from services.gateway.text.echo import Echo
 from services.gateway.usage import Usage
@@ -34,21 +30,17 @@ from shared.wire.facts import ModelFacts
 
 _log = logging.getLogger(__name__)
 
-Written = TypeVar("Written")
-
 MAX_CHOICES_IN_ALL = 2048
 MAX_PROMPT_LOGPROBS = 1_000_000
 """Numbers that one request may ask for of its prompts: they are all held until they are sent."""
 MAX_TOLD_ON_LOOP = 256
 """Tokens whose logprobs are written where other streams wait for it."""
 
+ShapeOf = Callable[[Outline], Shape]
 
-class Answer(ABC):
-    """An ASGI response. Subclasses give it the shape of their endpoint."""
 
-    id_prefix: ClassVar[str]
-    object_name: ClassVar[str]
-    events_class: ClassVar[type[Events]]
+class Answer:
+    """An ASGI response; its shape is the endpoint's."""
 
     def __init__(
         self,
@@ -56,6 +48,8 @@ class Answer(ABC):
         settings: Settings,
         prompts: Sequence[list[int]],
         facts: ModelFacts,
+        shape_of: ShapeOf,
+        id_prefix: str,
         echoes: Sequence[Echo] | None = None,
     ) -> None:
         """``echoes``: of each prompt, if any. Raises ApiError (400) for what the model's facts do not allow."""
@@ -69,12 +63,12 @@ class Answer(ABC):
         self._settings = settings
         self._prompts = prompts
         self._echoes = echoes
-        self._id = f"{self.id_prefix}-{secrets.token_hex(12)}"
-        self._created = int(time.time())
-        self._model = gateway.options.served_model_name
+        self._id = id_prefix + secrets.token_hex(12)
         choices = [self._choice(index, facts) for index in range(len(prompts) * settings.n)]
         self._usage = Usage(prompts, choices, settings.n)
         self._generation = Generation(choices, gateway.streams, gateway.metrics)
+        model, spell = gateway.options.served_model_name, gateway.tokenizer.spelled
+        self._shape = shape_of(Outline(self._id, int(time.time()), model, settings, prompts, self._usage, spell))
 
     def _choice(self, index: int, facts: ModelFacts) -> Choice:
         settings = self._settings
@@ -97,9 +91,9 @@ class Answer(ABC):
                 await self._stream(send, note.arrived)
             else:
                 updates = [join(several) for several in await generation.finished()]
-                response = await self._write(self._whole, updates)
+                body = await self._write(self._shape.whole, updates)
                 self._gateway.metrics.time_to_first_token.observe(perf_counter() - note.arrived)
-                await response(scope, receive, send)
+                await Response(body, media_type="application/json")(scope, receive, send)
             self._measure(note.arrived)
         except ApiError as error:
             await error.response()(scope, receive, send)
@@ -114,8 +108,6 @@ class Answer(ABC):
             finishes = ",".join(sorted({choice.finish or "none" for choice in generation.choices}))
             note.detail = f"prompt={self._usage.prompt_tokens} output={self._usage.completion_tokens} finish={finishes}"
 
-    # Streamed.
-
     async def _stream(self, send: Send, arrived: float) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -124,10 +116,12 @@ class Answer(ABC):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         is_first = True
         try:
+            if opening := self._shape.opening():
+                await send({"type": "http.response.body", "body": opening, "more_body": True})
             async with contextlib.aclosing(self.events()) as events:
                 async for body in events:
                     await send({"type": "http.response.body", "body": body, "more_body": True})
-                    if is_first and body is not KEEP_ALIVE:
+                    if is_first and body is not self._shape.keep_alive:
                         self._gateway.metrics.time_to_first_token.observe(perf_counter() - arrived)
                         is_first = False
         except asyncio.CancelledError:
@@ -138,15 +132,17 @@ class Answer(ABC):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def events(self) -> AsyncGenerator[bytes]:
-        """The body of a stream, piece by piece; closing it at any point cancels the request. Raises ClientGone."""
-        generation = self._generation
-        events = self._events()
+        """A stream behind its opening, piece by piece; closing it at any point cancels the request.
+
+        Raises ClientGone.
+        """
+        generation, shape = self._generation, self._shape
         try:
             async with contextlib.aclosing(generation.updates()) as batches:
                 async for updates in batches:
                     if not updates:
-                        yield KEEP_ALIVE
-                    elif body := await self._write(events.chunks, updates):
+                        yield shape.keep_alive
+                    elif body := await self._write(shape.events, updates):
                         yield body
             error = generation.error
         except ClientGone:
@@ -154,69 +150,13 @@ class Answer(ABC):
         except Exception as failure:
             log_failure(_log, "a stream", failure)
             error = internal()
-        yield (events.usage_chunk() if error is None else error_event(error.body())) + DONE
+        yield shape.ending() if error is None else shape.failure(error)
 
-    async def _write(self, write: Callable[[list[Update]], Written], updates: list[Update]) -> Written:
+    async def _write(self, write: Callable[[list[Update]], bytes], updates: list[Update]) -> bytes:
         """What tells of thousands of prompt tokens is written off the loop."""
         if self._settings.prompt_logprobs and sum(len(update.logprobs) for update in updates) > MAX_TOLD_ON_LOOP:
             return await self._gateway.in_thread(partial(write, updates))
         return write(updates)
-
-    def _logprobs_shape(self) -> LogprobsShape | None:
-        if self._settings.num_logprobs < 0:
-            return None
-        spell = self._gateway.tokenizer.spelled
-        return lambda told: self.logprobs(told, spell)
-
-    def _events(self) -> Events:
-        settings = self._settings
-        return self.events_class(
-            self._id,
-            self._created,
-            self._model,
-            self._usage,
-            self._prompts,
-            n=settings.n,
-            with_usage=settings.include_usage,
-            with_usage_always=settings.continuous_usage,
-            with_token_ids=settings.return_token_ids,
-            logprobs=self._logprobs_shape(),
-        )
-
-    # Whole.
-
-    def _whole(self, updates: list[Update]) -> Response:
-        choices = []
-        shape = self._logprobs_shape()
-        for index, update in enumerate(updates):
-            logprobs = shape(update.logprobs) if shape is not None else None
-            choice = {"index": index, **self.choice(update), "logprobs": logprobs, "finish_reason": update.finish}
-            if self._settings.return_token_ids:
-                choice["token_ids"] = update.token_ids
-            choices.append(choice)
-        body: dict[str, Any] = {
-            "id": self._id,
-            "object": self.object_name,
-            "created": self._created,
-            "model": self._model,
-            "choices": choices,
-            "usage": self._usage.plain(),
-        }
-        if self._settings.return_token_ids:
-            self.add_prompt_ids(body, self._prompts, self._settings.n)
-        return Response(msgspec.json.encode(body), media_type="application/json")
-
-    @abstractmethod
-    def choice(self, update: Update) -> dict[str, Any]:
-        """The text of one choice of a whole answer, in the endpoint's shape."""
-
-    @abstractmethod
-    def logprobs(self, told: Sequence[TokenLogprobs], spell: Spell) -> dict[str, Any]:
-        """The logprobs of one choice, or of a chunk of it, in the endpoint's shape."""
-
-    @abstractmethod
-    def add_prompt_ids(self, body: dict[str, Any], prompts: Sequence[list[int]], n: int) -> None:
-        """Put the prompts' ids where the endpoint has them."""
 
     def _measure(self, arrived: float) -> None:
         metrics = self._gateway.metrics

@@ -1,54 +1,41 @@
-"""``POST /v1/chat/completions``."""
-
-from collections.abc import Sequence
-from typing import Any
+"""``POST /v1/chat/completions``, and what every other endpoint that answers a conversation does with it."""
 
 from starlette.requests import Request
 
-from services.gateway.api.answer import Answer
+from services.gateway.api.answer import Answer, ShapeOf
 from services.gateway.api.endpoint import gateway_of, tenant_of
 from services.gateway.api.errors import invalid
 from services.gateway.api.prompts import messages_of
 from services.gateway.api.schema import ChatRequest, parse
 from services.gateway.api.settings import prompt_too_long, settings_of
-from services.gateway.choice import Update
-from services.gateway.logprobs import Spell, TokenLogprobs, chat_shape
-from services.gateway.sse import ChatEvents
+from services.gateway.gateway import Gateway
+from services.gateway.shapes.chunks import ChatChunks
 from services.gateway.text.chat_template import TemplateError, chat_prompt
 from services.gateway.text.tokenizer import TooLong
-
-
-class ChatAnswer(Answer):
-    """Text as an assistant's message."""
-
-    id_prefix = "chatcmpl"
-    object_name = "chat.completion"
-    events_class = ChatEvents
-
-    def choice(self, update: Update) -> dict[str, Any]:
-        """See ``Answer``."""
-        return {"message": {"role": "assistant", "content": update.text, "refusal": None}}
-
-    def logprobs(self, told: Sequence[TokenLogprobs], spell: Spell) -> dict[str, Any]:
-        """See ``Answer``."""
-        return chat_shape(told, spell)
-
-    def add_prompt_ids(self, body: dict[str, Any], prompts: Sequence[list[int]], n: int) -> None:
-        """See ``Answer``."""
-        body["prompt_token_ids"] = prompts[0]
+from shared.wire.facts import ModelFacts
 
 
 async def chat(request: Request) -> Answer:
     """Answer the conversation."""
+    return await answer_chat(request, parse(await request.body(), ChatRequest), ChatChunks, "chatcmpl-")
+
+
+async def answer_chat(request: Request, fields: ChatRequest, shape_of: ShapeOf, id_prefix: str) -> Answer:
+    """The core path of every conversation, whatever the shape of its answer. Raises ApiError."""
     gateway = gateway_of(request)
-    fields = parse(await request.body(), ChatRequest)
     gateway.check_model(fields.model)
+    facts = gateway.facts()
+    settings = settings_of(fields, facts, gateway.new_seed(), tenant_of(request))
+    prompt = await encode_chat(gateway, fields, facts)
+    return Answer(gateway, settings, [prompt], facts, shape_of, id_prefix)
+
+
+async def encode_chat(gateway: Gateway, fields: ChatRequest, facts: ModelFacts) -> list[int]:
+    """Token ids of the conversation. Raises ApiError (400)."""
     messages = messages_of(fields.messages)
     continue_final = bool(fields.continue_final_message)
     if continue_final and fields.add_generation_prompt:
         raise invalid("continue_final_message and add_generation_prompt exclude each other", "continue_final_message")
-    facts = gateway.facts()
-    settings = settings_of(fields, facts, gateway.new_seed(), tenant_of(request))
 
     def encode() -> list[int]:
         return chat_prompt(
@@ -61,9 +48,8 @@ async def chat(request: Request) -> Answer:
         )
 
     try:
-        prompt = await gateway.in_thread(encode)
+        return await gateway.in_thread(encode)
     except TemplateError as error:
         raise invalid(str(error), "messages") from None
     except TooLong as error:
         raise prompt_too_long(error.num_tokens, facts) from None
-    return ChatAnswer(gateway, settings, [prompt], facts)

@@ -1,7 +1,6 @@
 """``POST /v1/completions``."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from starlette.requests import Request
 
@@ -11,34 +10,11 @@ from services.gateway.api.errors import invalid
 from services.gateway.api.prompts import Prompt, check_token_ids, prompts_of
 from services.gateway.api.schema import CompletionRequest, parse
 from services.gateway.api.settings import prompt_too_long, settings_of
-from services.gateway.choice import Update
 from services.gateway.gateway import Gateway
-from services.gateway.logprobs import Spell, TokenLogprobs, completion_shape
-from services.gateway.sse import CompletionEvents
+from services.gateway.shapes.chunks import CompletionChunks
 from services.gateway.text.echo import Echo, echo_of
 from services.gateway.text.tokenizer import TooLong
 from shared.wire.facts import ModelFacts
-
-
-class CompletionAnswer(Answer):
-    """Text as it is."""
-
-    id_prefix = "cmpl"
-    object_name = "text_completion"
-    events_class = CompletionEvents
-
-    def choice(self, update: Update) -> dict[str, Any]:
-        """See ``Answer``."""
-        return {"text": update.text}
-
-    def logprobs(self, told: Sequence[TokenLogprobs], spell: Spell) -> dict[str, Any]:
-        """See ``Answer``."""
-        return completion_shape(told, spell)
-
-    def add_prompt_ids(self, body: dict[str, Any], prompts: Sequence[list[int]], n: int) -> None:
-        """See ``Answer``."""
-        for choice in body["choices"]:
-            choice["prompt_token_ids"] = prompts[choice["index"] // n]
 
 
 async def completions(request: Request) -> Answer:
@@ -54,7 +30,7 @@ async def completions(request: Request) -> Answer:
             check_token_ids(prompt, facts.vocab_size, "prompt")
     prompts = await _encoded(gateway, given, facts, add_special_tokens=fields.add_special_tokens is not False)
     echoes = await _echoes(gateway, prompts, skip_special=settings.skip_special_tokens) if settings.echo else None
-    return CompletionAnswer(gateway, settings, prompts, facts, echoes)
+    return Answer(gateway, settings, prompts, facts, CompletionChunks, "cmpl-", echoes)
 
 
 async def _echoes(gateway: Gateway, prompts: Sequence[list[int]], *, skip_special: bool) -> list[Echo]:
