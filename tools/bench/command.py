@@ -58,6 +58,9 @@ StartTimeout = Annotated[float, option("start-timeout", "Seconds a system may ta
 Picture = Annotated[str, option("picture", "HTML file for the picture of lanes by steps.")]
 PictureSteps = Annotated[int, option("steps", "Steps in the picture.", min=1)]
 Ticks = Annotated[int, option("ticks", "Ticks to measure, each.", min=10)]
+NumStreams = Annotated[str, option("streams", "Streams at once, several numbers with commas between them.")]
+Seconds = Annotated[float, option("seconds", "How long to measure, twice each.", min=0.5)]
+StepMs = Annotated[float, option("step-ms", "Milliseconds of a step of the fake backend.", min=0)]
 
 
 Decodes = Annotated[str, option("decodes", "Running streams, several numbers with commas between them.")]
@@ -130,6 +133,22 @@ def scheduler(
     if not all(numbers):
         raise typer.BadParameter("at least one request must run", param_hint="--running")
     raise typer.Exit(run(numbers, queue, cached_blocks, ticks, json))
+
+
+@app.command("gateway")
+def gateway(
+    streams: NumStreams = "1,64,256",
+    seconds: Seconds = 10,
+    step_ms: StepMs = 20,
+    json: JsonFile = "",
+) -> None:
+    """Measure what a streamed token and a request cost gateway and scheduler, in CPU time."""
+    from tools.bench.gateway import run
+
+    numbers = _numbers(streams, "--streams")
+    if not all(numbers):
+        raise typer.BadParameter("at least one stream must run", param_hint="--streams")
+    raise typer.Exit(run(numbers, seconds, step_ms, json))
 
 
 @app.command("step")

@@ -5,16 +5,12 @@ the scheduler's journal. Called by ``tools.bench.command``.
 """
 
 import asyncio
-import contextlib
 import json
-import os
 import random
-import re
-import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,18 +28,18 @@ from tools.bench.client import Client, ServerError, first_model
 from tools.bench.figures import Figures, Limits, summarize
 from tools.bench.http import Server
 from tools.bench.serve import closed_loop
+from tools.bench.system import StartError, system
 from tools.bench.workload import Calibration, Lengths, jobs
 from tools.environment import FAULTS
 from tools.occupancy import text
 from tools.occupancy.page import Panel, page
 from tools.occupancy.record import Recorder
-from tools.processes import children_environment, command
+from tools.processes import children_environment
 
 FAKE_STEPS = {"step_ms": 10, "prefill_ms_per_token": 0.1}
 """What a step of the fake backend takes, unless the environment says otherwise."""
 STATIC_WAIT_MS = 1000
 """Everybody comes at once, as quickly as a busy machine lets them: no batch shall be small for that."""
-_LEAVE_S = 40.0
 
 
 @dataclass(frozen=True)
@@ -77,10 +73,6 @@ class Compared:
     steps: int
 
 
-class StartError(Exception):
-    """The system did not start; the message says what it said last."""
-
-
 def run(options: CompareOptions) -> int:
     """Compare, print and write; returns the exit code."""
     compared = []
@@ -109,10 +101,31 @@ def run(options: CompareOptions) -> int:
 async def _measure(policy: str, options: CompareOptions) -> Compared:
     with tempfile.TemporaryDirectory() as folder:
         journal = Path(folder) / "journal"
-        async with _system(policy, journal, options) as url:
-            figures = await _load(url, options)
+        async with system(_arguments(policy, journal, options), _environment(options), options.start_timeout_s) as up:
+            figures = await _load(up.url, options)
         recorder, steps = _read(journal, options)
     return Compared(policy, figures, recorder, steps)
+
+
+def _arguments(policy: str, journal: Path, options: CompareOptions) -> dict[str, Any]:
+    return {
+        "policy": policy,
+        "static-batch-size": options.max_lanes,
+        "static-wait-ms": STATIC_WAIT_MS,
+        "max-lanes": options.max_lanes,
+        "max-inflight": options.max_inflight,
+        "backend": options.backend,
+        "model": options.model,
+        "journal": journal,
+        "log-level": "warning",
+    }
+
+
+def _environment(options: CompareOptions) -> dict[str, str]:
+    environment = children_environment()
+    if options.backend == "fake":
+        environment.setdefault(FAULTS, json.dumps(FAKE_STEPS))
+    return environment
 
 
 def _read(journal: Path, options: CompareOptions) -> tuple[Recorder, int]:
@@ -141,80 +154,6 @@ async def _load(url: str, options: CompareOptions) -> Figures:
     cpu_before_s = time.process_time()
     outcomes = await closed_loop(client.run, load, options.num_requests, options.num_requests, None)
     return summarize(outcomes, Limits(), time.process_time() - cpu_before_s)
-
-
-@contextlib.asynccontextmanager
-async def _system(policy: str, journal: Path, options: CompareOptions) -> AsyncIterator[str]:
-    """A system of its own; its address once it serves. Raises StartError."""
-    arguments = {
-        "policy": policy,
-        "static-batch-size": options.max_lanes,
-        "static-wait-ms": STATIC_WAIT_MS,
-        "max-lanes": options.max_lanes,
-        "max-inflight": options.max_inflight,
-        "backend": options.backend,
-        "model": options.model,
-        "journal": journal,
-        "port": 0,
-        "link-port": 0,
-        "metrics-port": 0,
-        "log-level": "warning",
-    }
-    environment = children_environment()
-    if options.backend == "fake":
-        environment.setdefault(FAULTS, json.dumps(FAKE_STEPS))
-    process = await asyncio.create_subprocess_exec(
-        *command("up", *(f"--{name}={value}" for name, value in arguments.items())),
-        env=environment,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        start_new_session=True,
-    )
-    reading: asyncio.Task[None] | None = None
-    try:
-        lines: list[str] = []
-        assert process.stdout is not None
-        try:
-            async with asyncio.timeout(options.start_timeout_s):
-                url = await _url(process.stdout, lines)
-        except TimeoutError:
-            url = ""
-        if not url:
-            raise StartError(f"the system with policy {policy} did not start: {' / '.join(lines[-3:])}")
-        reading = asyncio.create_task(_drain(process.stdout))
-        yield url
-    finally:
-        await _leave(process)
-        if reading is not None:
-            reading.cancel()
-
-
-async def _url(stream: asyncio.StreamReader, lines: list[str]) -> str:
-    """The address that the system names once it serves; empty when it ends before."""
-    while line := (await stream.readline()).decode(errors="replace").strip():
-        lines.append(line)
-        if found := re.search(r"is ready: .* at (http://\S+)", line):
-            return found[1]
-    return ""
-
-
-async def _drain(stream: asyncio.StreamReader) -> None:
-    """A pipe that nobody reads would stop the system."""
-    while await stream.read(65536):
-        pass
-
-
-async def _leave(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is not None:
-        return
-    process.send_signal(signal.SIGTERM)
-    try:
-        async with asyncio.timeout(_LEAVE_S):
-            await process.wait()
-    except TimeoutError:
-        os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
 
 
 def _say(one: Compared) -> None:
