@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import secrets
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +10,7 @@ from typing import TypeVar
 
 from services.gateway.api.errors import ApiError, unavailable
 from services.gateway.api.settings import SEED_MASK
+from services.gateway.ids import random_seed
 from services.gateway.link import Link
 from services.gateway.metrics import Metrics
 from services.gateway.options import GatewayOptions
@@ -86,7 +86,7 @@ class Gateway:
     def new_seed(self) -> int:
         """For a request that brings none: random, or the next of a row that ``--seed`` fixes."""
         if self.options.seed is None:
-            return secrets.randbits(63)
+            return random_seed()
         self._num_seeds += 1
         text = f"{self.options.seed} request {self._num_seeds}".encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") & SEED_MASK

@@ -6,7 +6,6 @@ Headers leave once the scheduler has accepted every choice; until then, whatever
 import asyncio
 import contextlib
 import logging
-import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
@@ -22,6 +21,7 @@ from services.gateway.choice import Choice, Update, join
 from services.gateway.failures import log_failure
 from services.gateway.gateway import Gateway
 from services.gateway.generation import ClientGone, Generation
+from services.gateway.ids import new_id
 from services.gateway.shapes.shape import Outline, Shape
 from services.gateway.text.detokenizer import detokenizer
 from services.gateway.text.echo import Echo
@@ -63,7 +63,7 @@ class Answer:
         self._settings = settings
         self._prompts = prompts
         self._echoes = echoes
-        self._id = id_prefix + secrets.token_hex(12)
+        self._id = id_prefix + new_id()
         choices = [self._choice(index, facts) for index in range(len(prompts) * settings.n)]
         self._usage = Usage(prompts, choices, settings.n)
         self._generation = Generation(choices, gateway.streams, gateway.metrics)

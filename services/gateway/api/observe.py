@@ -3,12 +3,12 @@ disconnect from the endpoints. Never logs what a request says.
 """
 
 import logging
-import secrets
 from dataclasses import dataclass, field
 from time import perf_counter
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from services.gateway.ids import new_id
 from services.gateway.metrics import Metrics
 
 _log = logging.getLogger("services.gateway.access")
@@ -98,4 +98,4 @@ def _request_id(scope: Scope) -> bytes:
         if name == REQUEST_ID and 0 < len(value) <= MAX_REQUEST_ID_CHARS and value.isascii():
             given: bytes = value
             return given if given.decode().isprintable() else b"invalid"
-    return secrets.token_hex(8).encode()
+    return new_id().encode()
