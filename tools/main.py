@@ -13,6 +13,8 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
+from shared import api_keys
+from shared.api_keys import ApiKey
 from tools import environment
 from tools import options as o
 from tools.bench import command as bench
@@ -55,21 +57,18 @@ def _finish(code: int) -> None:
     raise typer.Exit(code)
 
 
-def _api_keys(keys: list[str] | None, key_file: str) -> tuple[str, ...]:
+def _api_keys(keys: list[str] | None, key_file: str) -> tuple[ApiKey, ...]:
     """Keys of the options and of the file, each once, in order."""
-    found = list(keys or ())
-    if key_file:
-        try:
-            lines = Path(key_file).read_text().splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise typer.BadParameter(f"cannot read {key_file}: {error}", param_hint="--api-key-file") from error
-        in_file = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
-        if not in_file:
-            raise typer.BadParameter(f"{key_file} holds no key", param_hint="--api-key-file")
-        found += in_file
-    if any(not key or not key.isascii() or not key.isprintable() or " " in key for key in found):
-        raise typer.BadParameter("a key must be printable ASCII without spaces", param_hint="--api-key")
-    return tuple(dict.fromkeys(found))
+    try:
+        given = [api_keys.plain_key(key) for key in keys or ()]
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--api-key") from None
+    try:
+        in_file = api_keys.read_file(Path(key_file)) if key_file else ()
+        # A key that is on the command line as well is the file's: there it may have a name.
+        return api_keys.checked([*in_file, *(key for key in given if key.digest not in {k.digest for k in in_file})])
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"cannot read {key_file}: {error}", param_hint="--api-key-file") from None
 
 
 def _tenant_weights(given: list[str] | None) -> dict[str, float]:
@@ -148,6 +147,7 @@ def up(
     from tools.processes import UpOptions
     from tools.up import run
 
+    _api_keys(api_key, api_key_file)  # a mistake in them is told now; the gateways read them
     options = UpOptions(
         host=host,
         port=port,
@@ -175,7 +175,8 @@ def up(
         ageing_ms=ageing_ms,
         tenant_weights=_tenant_weights(tenant_weight),
         prefix_cache=prefix_cache,
-        api_keys=_api_keys(api_key, api_key_file),
+        api_keys=tuple(api_key or ()),
+        api_key_file=str(Path(api_key_file).absolute()) if api_key_file else "",
         cors_origins=tuple(cors_origin or ()),
         debug_endpoints=debug_endpoints,
         log_level=log_level,

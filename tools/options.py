@@ -175,7 +175,9 @@ ApiKeys = Annotated[
     list[str] | None,
     option("api-key", "Key that clients must send; repeatable, and separated by spaces in the environment."),
 ]
-ApiKeyFile = Annotated[str, option("api-key-file", "File with one key a line; '#' starts a comment.")]
+ApiKeyFile = Annotated[
+    str, option("api-key-file", "File with one key a line, or JSON with its name and limits. See docs/operations.md.")
+]
 CorsOrigins = Annotated[
     list[str] | None, option("cors-origin", "Web origin that may call the API from a browser; repeatable; '*' is any.")
 ]

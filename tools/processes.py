@@ -53,6 +53,7 @@ class UpOptions:
     tenant_weights: Mapping[str, float]
     prefix_cache: str
     api_keys: tuple[str, ...]
+    api_key_file: str
     cors_origins: tuple[str, ...]
     debug_endpoints: bool
     log_level: str
@@ -174,6 +175,7 @@ def _gateway_arguments(options: UpOptions, http: socket.socket, links: LinkPorts
         host=host,
         port=port,
         fd=http.fileno(),
+        api_key_file=options.api_key_file or None,
         drain_timeout=options.drain_timeout_s,
         recovery_timeout=options.recovery_timeout_s,
         seed=options.seed,

@@ -108,7 +108,9 @@ async def _announce(options: UpOptions, http: socket.socket, supervisor: Supervi
     host, port = http.getsockname()[:2]
     await announce.wait_until_ready(announce.reachable(host), port)
     supervisor.now_ready()
-    for line in announce.ready_lines(host, port, served_name(options), options.executors, bool(options.api_keys)):
+    for line in announce.ready_lines(
+        host, port, served_name(options), options.executors, bool(options.api_keys or options.api_key_file)
+    ):
         with contextlib.suppress(OSError):  # nobody listens; the system serves all the same
             print(line, flush=True)
 

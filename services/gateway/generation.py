@@ -214,7 +214,7 @@ def _error_of(rejected: Rejected) -> ApiError:
             return errors.invalid(rejected.detail)
         case "too_long":
             return errors.invalid(rejected.detail, code="context_length_exceeded")
-        case "queue_full" | "overloaded" as code:
+        case "queue_full" | "overloaded" | "rate_limited" as code:
             return ApiError(429, rejected.detail, code=code, headers=headers)
         case "unavailable":
             return ApiError(503, rejected.detail, code="unavailable", headers=headers)

@@ -1,7 +1,9 @@
-"""Options of one gateway process. Built by ``tools`` from the command line; imports nothing."""
+"""Options of one gateway process. Built by ``tools`` from the command line; imports no service."""
 
 from dataclasses import dataclass
 from typing import Literal
+
+from shared.api_keys import ApiKey
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class GatewayOptions:
     """A listening socket inherited from the parent process, used in place of ``host`` and ``port``."""
     metrics_port: int | None = None
     """Port of the gateway's own ``/metrics`` and ``/health``; 0 picks one, None is no server."""
-    api_keys: tuple[str, ...] = ()
+    api_keys: tuple[ApiKey, ...] = ()
     """Empty: no key is asked for."""
     cors_origins: tuple[str, ...] = ()
     debug_endpoints: bool = False

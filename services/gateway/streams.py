@@ -107,7 +107,7 @@ class Streams:
         stream = self._find(message.request_id)
         if stream is None:
             return
-        if stream.accepted and message.code in ("unavailable", "queue_full", "overloaded"):
+        if stream.accepted and message.code in ("unavailable", "queue_full", "overloaded", "rate_limited"):
             stream.sent = False
             return
         del self._live[stream.request_id]

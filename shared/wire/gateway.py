@@ -15,10 +15,12 @@ FinishReason = Literal["stop", "length", "error", "cancelled", "deadline"]
 ``cancelled``: the gateway asked for it. A terminal delta after a Cancel is sent all the same, so that every Submit ends
 in exactly one terminal message."""
 
-RejectCode = Literal["invalid", "too_long", "queue_full", "overloaded", "unavailable", "duplicate"]
-"""``queue_full``: a limit on what waits; ``overloaded``: the first token would come too late."""
+RejectCode = Literal["invalid", "too_long", "queue_full", "overloaded", "unavailable", "duplicate", "rate_limited"]
+"""``queue_full``: a limit on what waits; ``overloaded``: the first token would come too late; ``rate_limited``: one of
+the ``TenantLimits``."""
 NonNegative = Annotated[int, Meta(ge=0)]
 Bounded = Annotated[int, Meta(ge=0, lt=2**62)]
+Limit = Annotated[int, Meta(ge=0, lt=2**31)]
 
 
 class GatewayHello(Struct, frozen=True, array_like=True, tag="gateway_hello"):
@@ -27,6 +29,19 @@ class GatewayHello(Struct, frozen=True, array_like=True, tag="gateway_hello"):
     name: str
     pid: int
     protocol: int = PROTOCOL
+
+
+class TenantLimits(Struct, frozen=True, array_like=True):
+    """What a tenant may ask for. It comes with each of its submits; the scheduler counts, over all gateways."""
+
+    weight: Annotated[float, Meta(ge=0.001, le=1000)] | None = None
+    """Its share, if the scheduler has no other for it; None is 1."""
+    requests_per_minute: Limit = 0
+    """0 is no limit; so below."""
+    tokens_per_minute: Limit = 0
+    """Of prompts and outputs."""
+    concurrency: Limit = 0
+    """Requests that wait or run at once."""
 
 
 class Submit(Struct, frozen=True, array_like=True, tag="submit"):
@@ -56,6 +71,8 @@ class Submit(Struct, frozen=True, array_like=True, tag="submit"):
     """It was accepted in an earlier session (with or without output since): no queue limit refuses it."""
     group: str = ""
     """Name shared by the choices of one prompt, unique among the gateway's; the prompt is computed once for all."""
+    limits: TenantLimits | None = None
+    """Those of the tenant; None is none."""
 
 
 class Cancel(Struct, frozen=True, array_like=True, tag="cancel"):

@@ -14,6 +14,7 @@ import openai
 from services.gateway.gateway import Gateway, load_tokenizer
 from services.gateway.main import http_server
 from services.gateway.options import GatewayOptions
+from shared.api_keys import plain_key
 from tests.fakes.scripted_scheduler import ScriptedScheduler
 from tests.fakes.waiting import await_until
 
@@ -56,13 +57,15 @@ async def world(
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     defaults = {"name": "test", "scheduler": scheduler.endpoint, "backend": "fake", "served_model_name": "fake-model"}
-    gateway_options = GatewayOptions(**{**defaults, **options})
+    keys = options.pop("api_keys", ())
+    known = tuple(plain_key(each) if isinstance(each, str) else each for each in keys)
+    gateway_options = GatewayOptions(**{**defaults, **options}, api_keys=known)
     gateway = Gateway(gateway_options, tokenizer or load_tokenizer(gateway_options))
     server = http_server(gateway)
     gateway.start()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     url = f"http://127.0.0.1:{port}"
-    key = gateway_options.api_keys[0] if gateway_options.api_keys else "none"
+    key = keys[0] if keys and isinstance(keys[0], str) else "none"
     try:
         await await_until(lambda: server.started, 5, "the HTTP server listens")
         if wait_ready:

@@ -115,7 +115,14 @@ class World:
         submit = Submit(request_id, tokens.pack(prompt), sampling, max_tokens, **fields)  # type: ignore[arg-type]
         stream = self.streams[gateway].setdefault(request_id, Stream(submit, self.facts, self.pool_slots))
         self.happen(Submitted(gateway, submit))
+        if submit.limits is not None and submit.limits.concurrency:
+            assert self._num_live(submit.tenant) <= submit.limits.concurrency, "a tenant has more than it may"
         return stream
+
+    def _num_live(self, tenant: str) -> int:
+        """Streams of a tenant, over all gateways."""
+        streams = [stream for live in self.streams.values() for stream in live.values()]
+        return sum(stream.submit.tenant == tenant for stream in streams)
 
     def cancel(self, gateway: str, request_id: str) -> None:
         if request_id in self.streams[gateway]:
@@ -382,6 +389,7 @@ class World:
             raise AssertionError("R10: the world does not come to rest")
         assert not any(self.streams.values()), "R10: a stream has no end"
         assert self.scheduler.ledger.num_waiting == self.scheduler.ledger.num_running == 0, "R11"
+        assert not any(quota.live for quota in self.scheduler.ledger.quotas.by_tenant.values()), "R11"
         for core in self.scheduler.executors.values():
             assert core.pool.num_available == core.pool.num_blocks, "R11: a block is not free"
             assert not core.lanes, "R11"

@@ -45,8 +45,8 @@ def _strategy(info: Any) -> st.SearchStrategy[Any]:
             low = -(2**63) if gt is None and ge is None else (ge if gt is None else gt + 1)
             high = 2**63 - 1 if lt is None and le is None else (le if lt is None else lt - 1)
             return st.integers(low, high)
-        case inspect.FloatType():
-            return st.floats(allow_nan=False)
+        case inspect.FloatType(ge=ge, le=le):
+            return st.floats(ge, le, allow_nan=False)
         case inspect.StrType():
             return st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
         case inspect.BytesType():
@@ -101,6 +101,7 @@ SAMPLES: list[msgspec.Struct] = [
         "t",
         True,
         "r",
+        gateway.TenantLimits(2.5, 60, 5000, 4),
     ),
     gateway.Cancel("r1", "client left"),
     gateway.StateQuery(7),

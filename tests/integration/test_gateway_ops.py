@@ -19,6 +19,8 @@ import pytest
 from services.gateway.main import MISCONFIGURED
 from services.gateway.text.fake_tokenizer import fake_tokenizer
 from shared import fake_model
+from shared.api_keys import ApiKey, plain_key
+from shared.wire.gateway import TenantLimits
 from tests.fakes.gateway_world import events_of, text_of, world
 from tests.fakes.scripted_scheduler import Answer, ScriptedScheduler
 from tests.fakes.waiting import await_until
@@ -374,6 +376,32 @@ async def test_each_key_is_a_tenant_of_its_own_and_no_key_reaches_the_scheduler(
         assert "" not in {one.tenant, two.tenant}
         assert "sk-" not in one.tenant + two.tenant
         assert (one.salt, two.salt, salted.salt) == ("", "", "pepper")
+
+
+async def test_a_named_keys_tenant_and_limits_go_with_each_request() -> None:
+    limits = TenantLimits(2.0, 60, 5000, 3)
+    ann = ApiKey(plain_key("sk-ann").digest, "ann", limits)
+    headers = {"Authorization": "Bearer sk-ann"}
+    async with world(ScriptedScheduler(), api_keys=(ann, "sk-two")) as w:
+        for n, status in ((3, 200), (4, 400)):
+            body = {"prompt": "hello", "max_tokens": 1, "n": n}
+            response = await w.http.post("/v1/completions", json=body, headers=headers)
+            assert response.status_code == status
+        assert response.json()["error"]["param"] == "n", "no later time would be better"
+        two = {"Authorization": "Bearer sk-two"}
+        await w.http.post("/v1/completions", json={"prompt": "hello", "max_tokens": 1}, headers=two)
+        told = [(submit.tenant, submit.limits) for submit in w.scheduler.submits]
+        assert told == [("ann", limits)] * 3 + [(told[-1][0], None)]
+
+
+async def test_a_request_above_its_keys_limits_is_429_before_the_first_byte() -> None:
+    refusal = Answer(reject=("rate_limited", "the limit of 60 requests a minute is reached", 12_345))
+    async with world(ScriptedScheduler(lambda submit: refusal)) as w:
+        for stream in (False, True):
+            response = await w.chat(stream=stream)
+            assert (response.status_code, response.headers["retry-after"]) == (429, "13")
+            assert response.json()["error"]["code"] == "rate_limited"
+            assert response.json()["error"]["type"] == "rate_limit_error"
 
 
 async def test_choices_of_one_prompt_are_a_group() -> None:

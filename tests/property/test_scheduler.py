@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from services.scheduler.core.limits import Settings
 from shared.wire import tokens
 from shared.wire.facts import ExecutorLimits
+from shared.wire.gateway import TenantLimits
 from tests.fakes.scheduler_world import World
 from tests.fakes.streams import POISON, VOCAB
 
@@ -35,6 +36,10 @@ ASKS = [
     {"repetition_penalty": 1.5},
 ]
 """What some requests ask for besides tokens."""
+
+
+LIMITS = [TenantLimits(2.0, 6, 90, 3), TenantLimits(None, 0, 200, 3), TenantLimits(concurrency=3)]
+"""Of the one tenant that has any; as gateways with different files would tell them."""
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -93,12 +98,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         min_tokens=st.sampled_from([0, 0, 2]),
         asks=st.sampled_from([{}, {}, {}, *ASKS]),
         priority=st.sampled_from([0, 0, 1, -1]),
-        tenant=st.sampled_from(["", "", "", "other"]),
+        tenant=st.sampled_from(["", "", "", "other", "limited"]),
         deadline_ms=st.sampled_from([0, 0, 0, 0, 200]),
         salt=st.sampled_from(["", "", "", "salt"]),
+        limits=st.sampled_from(LIMITS),
         choices=st.sampled_from([1, 1, 1, 1, 2, 3]),
     )
-    def submit(self, gateway, prompt, max_tokens, asks, choices, seed, **fields):
+    def submit(self, gateway, prompt, max_tokens, asks, choices, seed, limits, **fields):
+        if fields["tenant"] == "limited":
+            fields["limits"] = limits
         group = f"group {self.world.numbers}" if choices > 1 else ""
         for choice in range(choices):
             self.world.submit(

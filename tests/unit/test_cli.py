@@ -45,6 +45,7 @@ def one_error_line(result: subprocess.CompletedProcess[str]) -> str:
         (["up", "--exekutors", "2"], "No such option: --exekutors"),
         (["up", "--api-key-file", "/no/such/file"], "cannot read /no/such/file"),
         (["up", "--api-key", "two words"], "a key must be printable ASCII without spaces"),
+        (["up", "--api-key-file", __file__], "line 1: a key must be printable ASCII without spaces"),
         (["down"], "No such command 'down'"),
         (["executor", "--model", "/no/such/folder"], "'/no/such/folder' is not a model folder"),
         (["bench", "serve", "--prompt-tokens", "9:3"], "'9:3' must hold whole numbers"),
@@ -100,7 +101,7 @@ def test_options_and_variables_become_the_options_of_up(monkeypatch: pytest.Monk
     monkeypatch.setenv("PATERNOSTER_DEBUG_ENDPOINTS", "true")
     up = up_options(monkeypatch, "--kv-memory=1.5GiB", f"--api-key-file={keys}", "--metrics-port=0", "--cors-origin=*")
     assert (up.executors, up.kv_memory, up.metrics_port) == (3, 3 * 2**29, None)
-    assert up.api_keys == ("sk-one", "sk-two", "sk-three")
+    assert (up.api_keys, up.api_key_file) == (("sk-one", "sk-two"), str(keys))
     assert (up.debug_endpoints, up.cors_origins, up.backend, up.port) == (True, ("*",), "torch", 8000)
 
 

@@ -8,7 +8,7 @@ from services.scheduler.core.request import Rank, Request
 from services.scheduler.core.waiting import WaitingQueue
 from shared.wire import tokens
 from shared.wire.facts import ExecutorLimits, ModelFacts
-from shared.wire.gateway import Submit
+from shared.wire.gateway import Submit, TenantLimits
 from shared.wire.sampling import Sampling
 from tests.fakes.scheduler_world import World
 
@@ -51,6 +51,14 @@ def test_a_prompt_costs_its_tokens():
     for tenant in "abbbb":
         request_of(queue, tenant)
     assert names(queue.head(6)) == "abbbab"
+
+
+@pytest.mark.parametrize(("settings", "order"), [({}, "abaabaaba"), ({"tenant_weights": {"a": 1.0}}, "ababab" + "aaa")])
+def test_a_weight_may_come_with_the_requests_unless_the_scheduler_has_its_own(settings, order):
+    queue = WaitingQueue(Settings(**settings))
+    for tenant in "aaaaaabbb":
+        request_of(queue, tenant, limits=TenantLimits(weight=2.0 if tenant == "a" else None))
+    assert names(queue.head(9)) == order
 
 
 def test_a_tenant_of_twice_the_weight_gets_twice_as_much():

@@ -38,6 +38,7 @@ OPTIONS = UpOptions(
     tenant_weights={"gold": 2.5},
     prefix_cache="on",
     api_keys=("sk-one", "sk-two"),
+    api_key_file="",
     cors_origins=("https://a", "https://b"),
     debug_endpoints=True,
     log_level="info",

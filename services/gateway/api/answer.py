@@ -53,8 +53,9 @@ class Answer:
         echoes: Sequence[Echo] | None = None,
     ) -> None:
         """``echoes``: of each prompt, if any. Raises ApiError (400) for what the model's facts do not allow."""
-        if len(prompts) * settings.n > MAX_CHOICES_IN_ALL:
-            raise invalid(f"n times the number of prompts must not be above {MAX_CHOICES_IN_ALL}", "n")
+        most_choices = min(MAX_CHOICES_IN_ALL, settings.tenant.most_choices or MAX_CHOICES_IN_ALL)
+        if len(prompts) * settings.n > most_choices:
+            raise invalid(f"n times the number of prompts must not be above {most_choices}", "n")
         if settings.prompt_logprobs:
             num_values = sum(map(len, prompts)) * settings.n * (1 + settings.num_logprobs)
             if num_values > MAX_PROMPT_LOGPROBS:

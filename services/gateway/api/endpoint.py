@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 
 from services.gateway.api.errors import ApiError, internal
 from services.gateway.api.observe import note_of
+from services.gateway.api.tenant import Tenant, tenant_in
 from services.gateway.failures import log_failure
 from services.gateway.gateway import Gateway
 
@@ -28,9 +29,9 @@ def gateway_of(request: Request) -> Gateway:
     return gateway
 
 
-def tenant_of(request: Request) -> str:
-    """Whose request it is: a name that stands for its API key, empty where no keys are asked for (see ``guards``)."""
-    return str(request.scope.get("state", {}).get("tenant", ""))
+def tenant_of(request: Request) -> Tenant:
+    """Whose request it is."""
+    return tenant_in(request.scope)
 
 
 def endpoint(handle: Endpoint) -> Endpoint:

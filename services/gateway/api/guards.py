@@ -1,17 +1,16 @@
 """Middleware that turns requests away: while draining, without a key, with too large a body. Plain ASGI."""
 
-import hashlib
 import hmac
 from collections.abc import Callable, Iterable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway.api.errors import ApiError, unavailable
+from services.gateway.api.tenant import Tenant, be_tenant
+from shared.api_keys import ApiKey, digest_of
 
 OPEN_PATHS = ("/health", "/ready")
 """Answered without a key, and while draining."""
-TENANT_CHARS = 16
-"""Of a key's hash: enough to tell keys apart, in the scheduler too, which never learns one."""
 MAX_BODY_BYTES = 8 * 1024 * 1024
 MAX_DISCARDED_BYTES = 64 * 1024 * 1024
 """Of a body that is too large: read and dropped, as a client that is still sending would not see the answer."""
@@ -35,11 +34,11 @@ class Drain:
 
 
 class ApiKeys:
-    """Asks for ``Authorization: Bearer KEY``. Keeps only hashes and compares in constant time; deny by default."""
+    """Asks for ``Authorization: Bearer KEY``. Knows only hashes and compares in constant time; deny by default."""
 
-    def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: Iterable[ApiKey]) -> None:
         self._app = app
-        self._hashes = [_hash(key.encode()) for key in keys]
+        self._keys = tuple(keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or not."""
@@ -51,21 +50,18 @@ class ApiKeys:
         await error.response()(scope, receive, send)
 
     def _allow(self, scope: Scope) -> bool:
-        """Whether it has a key; if so, it is told from other keys' requests from here on."""
+        """Whether it has a key; if so, it is its tenant's from here on."""
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         if len(given) != 1:
             return False
         scheme, _, key = given[0].partition(b" ")
         if scheme.lower() != b"bearer":
             return False
-        digest = _hash(key.strip())
-        matches = [hmac.compare_digest(digest, known) for known in self._hashes]  # all of them, whatever matches
-        scope.setdefault("state", {})["tenant"] = digest.hex()[:TENANT_CHARS]
-        return any(matches)
-
-
-def _hash(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
+        digest = digest_of(key.strip())
+        found = [known for known in self._keys if hmac.compare_digest(digest, known.digest)]  # all, whatever matches
+        for known in found:
+            be_tenant(scope, Tenant(known.tenant, known.limits))
+        return bool(found)
 
 
 class BodyLimit:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from services.gateway.api.errors import ApiError, invalid
 from services.gateway.api.prompts import check_token_ids
 from services.gateway.api.schema import MAX_LOGPROBS, ChatRequest, CompletionRequest, GenerationRequest
+from services.gateway.api.tenant import NOBODY, Tenant
 from shared.wire import tokens
 from shared.wire.facts import ModelFacts
 from shared.wire.gateway import Submit
@@ -47,7 +48,7 @@ class Settings:
     continuous_usage: bool
     priority: int
     deadline_ms: int
-    tenant: str
+    tenant: Tenant
     salt: str
     repetition_penalty: float
     presence_penalty: float
@@ -103,14 +104,15 @@ class Settings:
             stop_token_ids=tokens.pack(self.stop_token_ids),
             ignore_eos=self.ignore_eos,
             priority=self.priority,
-            tenant=self.tenant,
+            tenant=self.tenant.name,
             salt=self.salt,
             deadline_ms=self.deadline_ms,
             group=group,
+            limits=self.tenant.limits,
         )
 
 
-def settings_of(request: GenerationRequest, facts: ModelFacts, fallback_seed: int, tenant: str = "") -> Settings:
+def settings_of(request: GenerationRequest, facts: ModelFacts, fallback_seed: int, tenant: Tenant = NOBODY) -> Settings:
     """Normalise a request of ``tenant``. ``fallback_seed`` is for one that brings none. Raises ApiError (400)."""
     stop_token_ids = tuple(request.stop_token_ids or ())
     check_token_ids(stop_token_ids, facts.vocab_size, "stop_token_ids")

@@ -5,6 +5,7 @@ Numbers such as B1 are those of the list in ``docs/scheduling.md``.
 
 from services.scheduler.core.directory import Namespace
 from services.scheduler.core.lanes import Executor, Lane
+from services.scheduler.core.ledger import Ledger
 from services.scheduler.core.machine import Scheduler
 from services.scheduler.core.prefix import Prefixes
 from services.scheduler.core.request import Request, Status
@@ -145,9 +146,25 @@ def _check_queue(queue: WaitingQueue) -> None:
             _require(all((rank.priority, rank.fresh) == (priority, fresh) for rank in ranks), "a request is misplaced")
 
 
+def _check_quotas(ledger: Ledger) -> None:
+    """Live requests of tenants with limits count, once each, and nothing else does."""
+    counted = [request for quota in ledger.quotas.by_tenant.values() for request in quota.live]
+    limited = [
+        request
+        for requests in ledger.requests.values()
+        for request in requests.values()
+        if request.submit.limits is not None
+    ]
+    _require(len(counted) == len(limited) and set(counted) == set(limited), "live requests of a tenant are miscounted")
+    for request in limited:
+        quota = ledger.quotas.by_tenant[request.submit.tenant]
+        _require(request.quota is quota and request in quota.live, "a request counts for another tenant", request)
+
+
 def _check_requests(scheduler: Scheduler) -> None:
     """Every live request is in exactly one place, and nothing else is anywhere."""
     ledger = scheduler.ledger
+    _check_quotas(ledger)
     queued = ledger.queue.all()
     _check_queue(ledger.queue)
     running = [lane.request for executor in scheduler.executors.values() for lane in executor.lanes.values()]

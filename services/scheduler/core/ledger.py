@@ -16,6 +16,7 @@ from services.scheduler.core.outbox import Outbox
 from services.scheduler.core.overload import Outputs
 from services.scheduler.core.policies import choose
 from services.scheduler.core.preference import Preferences
+from services.scheduler.core.quotas import Quotas
 from services.scheduler.core.request import Request, Status, Verb
 from services.scheduler.core.siblings import Siblings
 from services.scheduler.core.waiting import WaitingQueue
@@ -57,6 +58,7 @@ class Ledger:
         """Requests that wait for another one to compute their prompt."""
         self.deadlines = Deadlines()
         self.outputs = Outputs()
+        self.quotas = Quotas()
         self.num_running = 0
         self.num_waiting_tokens = 0
         """Known tokens of requests without a lane."""
@@ -91,7 +93,7 @@ class Ledger:
             return Refusal("invalid", "the prompt is empty")
         refusal = self._judge(request)
         if refusal is None and not request.submit.resubmitted:
-            return overload.refusal(request, self)
+            return self.quotas.refusal(request, self) or overload.refusal(request, self)
         return refusal
 
     def _judge(self, request: Request) -> Refusal | None:
@@ -115,6 +117,7 @@ class Ledger:
         self.requests[request.gateway][request.submit.request_id] = request
         self.num_waiting_tokens += len(request.tokens)
         self.queue.open(request)
+        self.quotas.accepted(request, self.now_ms)
         if request.submit.deadline_ms:
             self.deadlines.add(request, self.now_ms + request.submit.deadline_ms)
         request.move(Verb.ACCEPT, self.now_ms, f"rank {tuple(request.rank)}")
@@ -241,6 +244,7 @@ class Ledger:
         request.move(verb, self.now_ms, detail or reason)
         count(self.counters.ended, reason)
         self.queue.close(request)
+        self.quotas.ended(request, self.now_ms)
         del self.requests[request.gateway][request.submit.request_id]
         if delta is not None:
             self.outbox.deltas(request.gateway).append(delta)

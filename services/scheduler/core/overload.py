@@ -8,6 +8,7 @@ the queue. Nothing is predicted while nothing was measured.
 A prediction looks at the lanes of a few executors and at the tenants of one priority, never at all that wait.
 """
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from services.scheduler.core.admission import Refusal, room
@@ -88,6 +89,23 @@ def _until_gone(request: Request, ledger: "Ledger", num_requests: int) -> int:
     if outlook is None:
         return ledger.settings.retry_after_ms
     return max(1, round(outlook.until_place(num_requests) + outlook.step_ms))
+
+
+def until_one_ends(requests: Iterable[Request], ledger: "Ledger") -> int:
+    """Milliseconds until the first of these is expected to have ended; a guess while none runs or nothing was measured.
+
+    Looks at each of them.
+    """
+    budget_us = ledger.settings.step_time_budget_ms * 1000
+    step_ms: dict[Executor, float] = {}
+    ends = []
+    for request in requests:
+        if request.lane is not None and request.lane.executor.cost.fitted:
+            executor = request.lane.executor
+            if executor not in step_ms:
+                step_ms[executor] = _pace(executor, budget_us)[1]
+            ends.append(ledger.outputs.mean_part * (request.limit - len(request.lane.tokens)) * step_ms[executor])
+    return max(1, round(min(ends))) if ends else ledger.settings.retry_after_ms
 
 
 class Outlook(NamedTuple):

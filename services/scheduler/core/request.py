@@ -16,6 +16,7 @@ from shared.wire.gateway import Submit, Usage
 
 if TYPE_CHECKING:
     from services.scheduler.core.lanes import Lane
+    from services.scheduler.core.quotas import Quota
 
 STORY_LENGTH = 64
 """Entries of a story that are kept, the latest ones."""
@@ -106,6 +107,7 @@ class Request:
         "limit",
         "num_prompt",
         "overtaken",
+        "quota",
         "rank",
         "search",
         "status",
@@ -136,6 +138,8 @@ class Request:
         """Where it runs, while it runs."""
         self.account: Account | None = None
         """Who pays for it, from when it is accepted."""
+        self.quota: Quota | None = None
+        """What it counts against, from when it is accepted, if its tenant has limits."""
         self.charged = False
         """Its prompt is paid for."""
         self.failures = 0

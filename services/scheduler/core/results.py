@@ -140,6 +140,8 @@ def _deliver(
         account = request.account
         if account is not None:
             account.counter += account.output_cost
+        if request.quota is not None:
+            request.quota.count_token(ledger.now_ms)
         logprobs = told.get(lane.seq) if told else None
         if token in request.stops and request.stops_with(token):
             ledger.finish(request, "stop", column[offset : offset + ITEM], token, logprobs)

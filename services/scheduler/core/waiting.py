@@ -48,8 +48,7 @@ class WaitingQueue:
         """A request is accepted: it gets the account that will pay for it."""
         queue = self._queue(request.submit.priority)
         queue.num_live += 1
-        tenant = request.submit.tenant
-        request.account = queue.account(tenant, self._settings.tenant_weights.get(tenant, 1.0))
+        request.account = queue.account(request.submit.tenant, self._weight(request))
 
     def close(self, request: Request) -> None:
         """A request has ended; it does not wait."""
@@ -137,8 +136,7 @@ class WaitingQueue:
                 num_requests += queue.num_waiting
                 num_tokens += queue.num_tokens
             elif priority == request.rank.priority:
-                tenant = request.submit.tenant
-                more = queue.ahead(tenant, self._settings.tenant_weights.get(tenant, 1.0))
+                more = queue.ahead(request.submit.tenant, self._weight(request))
                 num_requests += more[0]
                 num_tokens += more[1]
         return num_requests, num_tokens
@@ -150,6 +148,12 @@ class WaitingQueue:
     def queues(self) -> dict[int, FairQueue]:
         """The queues by priority, to be read only."""
         return self._queues
+
+    def _weight(self, request: Request) -> float:
+        """Of its tenant. What the scheduler was told itself outranks what comes with a request."""
+        limits = request.submit.limits
+        told = limits.weight if limits is not None and limits.weight is not None else 1.0
+        return self._settings.tenant_weights.get(request.submit.tenant, told)
 
     def _next_turn(self) -> Request | None:
         """The first request of the priority that was left out for too long, if one was.
