@@ -6,7 +6,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from services.gateway.api import chat, completions, models, ops
+from services.gateway.api import chat, completions, messages, models, ops, responses
 from services.gateway.api.endpoint import endpoint
 from services.gateway.api.errors import http_exception
 from services.gateway.api.guards import ApiKeys, BodyLimit, Drain
@@ -19,6 +19,9 @@ def create_app(gateway: Gateway) -> ASGIApp:
     routes = [
         Route("/v1/chat/completions", endpoint(chat.chat), methods=["POST"]),
         Route("/v1/completions", endpoint(completions.completions), methods=["POST"]),
+        Route("/v1/responses", endpoint(responses.responses), methods=["POST"]),
+        Route("/v1/messages", endpoint(messages.messages), methods=["POST"]),
+        Route("/v1/messages/count_tokens", endpoint(messages.count_tokens), methods=["POST"]),
         Route("/v1/models", endpoint(models.models)),
         Route("/v1/models/{model:path}", endpoint(models.model)),
         Route("/health", endpoint(ops.health)),

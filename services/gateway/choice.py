@@ -30,6 +30,8 @@ class Update(NamedTuple):
     finish: Finish | None
     logprobs: Sequence[TokenLogprobs] = ()
     """Of ``token_ids``, where asked for; before them of the whole prompt, when it is echoed."""
+    stop: str | None = None
+    """The stop string that ended it."""
 
 
 def merged(updates: list[Update]) -> list[Update]:
@@ -46,7 +48,7 @@ def join(updates: Sequence[Update]) -> Update:
     text = "".join(update.text for update in updates)
     token_ids = [token_id for update in updates for token_id in update.token_ids]
     logprobs = tuple(told for update in updates for told in update.logprobs)
-    return Update(last.choice, text, token_ids, last.num_tokens, last.finish, logprobs)
+    return Update(last.choice, text, token_ids, last.num_tokens, last.finish, logprobs, last.stop)
 
 
 class ChoiceSink(Protocol):
@@ -195,7 +197,8 @@ class Choice:
     def _finish(self, reason: Finish, text: str, token_ids: list[int], logprobs: list[TokenLogprobs]) -> None:
         self.finish = reason
         self.close("a stop string was found")
-        self._sink.updated(self, Update(self.index, text, token_ids, self.num_tokens, reason, logprobs))
+        stop = self._stops.stopped_by
+        self._sink.updated(self, Update(self.index, text, token_ids, self.num_tokens, reason, logprobs, stop))
 
     def _push(self, text: str) -> str:
         return self._stops.push(text, armed=self.num_tokens > self._submit.sampling.min_tokens)

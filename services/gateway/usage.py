@@ -21,6 +21,11 @@ class Usage:
         """Of all choices so far, the token that ended each included."""
         return sum(choice.num_tokens for choice in self._choices)
 
+    @property
+    def cached_tokens(self) -> int:
+        """Of the prompts, what was found in the prefix cache."""
+        return sum(choice.num_cached for choice in self._choices[:: self._n])
+
     def plain(self) -> dict[str, Any]:
         """As the ``usage`` object of a response."""
         completion_tokens = self.completion_tokens
@@ -28,7 +33,7 @@ class Usage:
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": completion_tokens,
             "total_tokens": self.prompt_tokens + completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(choice.num_cached for choice in self._choices[:: self._n])},
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
 
     def json(self) -> bytes:

@@ -1,6 +1,6 @@
-"""What a client is told when something is wrong, in OpenAI's shape. Raised anywhere in the gateway; pure data.
+"""What a client is told when something is wrong, in OpenAI's shape or Anthropic's. Raised anywhere in the gateway.
 
-``ApiError`` before the first byte is the response; after it, one event of the stream.
+``ApiError`` before the first byte is the response; after it, one event of the stream. Pure data.
 """
 
 from collections.abc import Mapping
@@ -11,6 +11,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 TYPES = {
     400: "invalid_request_error",
@@ -18,6 +19,17 @@ TYPES = {
     404: "not_found_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",
+    504: "timeout_error",
+}
+ANTHROPIC_ROUTES = "/v1/messages"
+"""Errors on these have Anthropic's shape."""
+ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
     504: "timeout_error",
 }
 RETRY_AFTER_S = 1
@@ -53,9 +65,33 @@ class ApiError(Exception):
         }
         return msgspec.json.encode({"error": error})
 
+    def anthropic_body(self) -> bytes:
+        """The same as Anthropic's clients read it."""
+        fallback = "invalid_request_error" if self.status < 500 else "api_error"
+        error = {"type": ANTHROPIC_TYPES.get(self.status, fallback), "message": self.message}
+        return msgspec.json.encode({"type": "error", "error": error})
+
     def response(self) -> Response:
-        """The whole HTTP answer."""
-        return Response(self.body(), self.status, self.headers, media_type="application/json")
+        """The whole HTTP answer, in the shape of the route it goes out on."""
+        return ErrorResponse(self)
+
+
+class ErrorResponse(Response):
+    """An ``ApiError``; only when it is sent does it know its route."""
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(error.body(), error.status, error.headers, media_type="application/json")
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ``Response``."""
+        path = scope["path"]
+        if path == ANTHROPIC_ROUTES or path.startswith(f"{ANTHROPIC_ROUTES}/"):
+            error = self._error
+            anthropic = Response(error.anthropic_body(), error.status, error.headers, media_type="application/json")
+            await anthropic(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:

@@ -34,7 +34,10 @@ class Drain:
 
 
 class ApiKeys:
-    """Asks for ``Authorization: Bearer KEY``. Knows only hashes and compares in constant time; deny by default."""
+    """Asks for ``Authorization: Bearer KEY`` or ``x-api-key: KEY``; deny by default.
+
+    Knows only hashes and compares in constant time.
+    """
 
     def __init__(self, app: ASGIApp, keys: Iterable[ApiKey]) -> None:
         self._app = app
@@ -51,17 +54,25 @@ class ApiKeys:
 
     def _allow(self, scope: Scope) -> bool:
         """Whether it has a key; if so, it is its tenant's from here on."""
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        if len(given) != 1:
+        key = _key_in(scope)
+        if key is None:
             return False
-        scheme, _, key = given[0].partition(b" ")
-        if scheme.lower() != b"bearer":
-            return False
-        digest = digest_of(key.strip())
+        digest = digest_of(key)
         found = [known for known in self._keys if hmac.compare_digest(digest, known.digest)]  # all, whatever matches
         for known in found:
             be_tenant(scope, Tenant(known.tenant, known.limits))
         return bool(found)
+
+
+def _key_in(scope: Scope) -> bytes | None:
+    """The one key that a request brings: a bearer's, or in ``x-api-key`` as Anthropic's clients send it."""
+    keys = set()
+    for name, value in scope["headers"]:
+        if name == b"authorization" and value[:7].lower() == b"bearer ":
+            keys.add(value[7:].strip())
+        elif name == b"x-api-key":
+            keys.add(value)
+    return keys.pop() if len(keys) == 1 else None
 
 
 class BodyLimit:

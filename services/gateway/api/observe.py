@@ -18,6 +18,9 @@ MAX_REQUEST_ID_CHARS = 128
 ROUTES = (
     "/v1/chat/completions",
     "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
     "/v1/models",
     "/health",
     "/ready",

@@ -3,12 +3,13 @@
 Called by the endpoints before anything is tokenized.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from services.gateway.api.errors import invalid
+from services.gateway.api.errors import ApiError, invalid
 from services.gateway.api.schema import unknown_fields
 
 MAX_PROMPTS = 1024
@@ -89,23 +90,38 @@ def _content(message: dict[str, Any], place: str) -> str:
     content = message.get("content")
     if content is None and message.get("role") == "assistant" and message.get("tool_calls"):
         return ""
+    return text_of(content, place)
+
+
+def text_of(content: Any, place: str) -> str:
+    """A string, or the text of a list of parts. Raises ApiError (400) about the field that ``place`` begins with."""
     if isinstance(content, str):
         return content
     if isinstance(content, list):
         return PART_JOINER.join(_part(part, f"{place}[{index}]") for index, part in enumerate(content))
-    raise invalid(f"{place} must be a string or a list of text parts", "messages")
+    raise invalid_at(place, "must be a string or a list of text parts")
+
+
+def invalid_at(place: str, problem: str) -> ApiError:
+    """400 about one place in a field, as in ``messages[1].content[0]``."""
+    return invalid(f"{place} {problem}", re.split(r"[.\[]", place)[0])
 
 
 def _part(part: Any, place: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str):
-        raise invalid(f"{place} must be an object with a type", "messages")
+        raise invalid_at(place, "must be an object with a type")
     if kind not in TEXT_PARTS:
-        raise invalid(f"{place}: content of type {kind[:40]!r} is not supported, only text is", "messages")
+        raise unsupported_part(kind, place)
     text = part.get("refusal" if kind == "refusal" else "text")
     if not isinstance(text, str):
-        raise invalid(f"{place}.text must be a string", "messages")
+        raise invalid_at(f"{place}.text", "must be a string")
     return text
+
+
+def unsupported_part(kind: str, place: str) -> ApiError:
+    """400: only text is understood."""
+    return invalid_at(place, f"is content of type {kind[:40]!r}, which is not supported: only text is")
 
 
 def _tool_calls(calls: Any, place: str) -> list[dict[str, Any]]:

@@ -3,8 +3,8 @@
 Called by ``services.gateway.api.schema``; pure. A value that asks for nothing (null, the field's neutral value) passes.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from services.gateway.api.errors import invalid
 
@@ -21,7 +21,10 @@ def _plain_text(value: Any) -> bool:
 _nothing = _is("", [], {}, False)
 _zero = _is(0, 0.0)
 
-NEUTRAL: dict[str, Callable[[Any], bool]] = {
+Neutral = Mapping[str, Callable[[Any], bool]]
+"""Field -> does this value ask for nothing?"""
+
+NEUTRAL: Neutral = {
     "allowed_token_ids": _nothing,
     "audio": _nothing,
     "bad_words": _nothing,
@@ -48,7 +51,7 @@ NEUTRAL: dict[str, Callable[[Any], bool]] = {
     "use_beam_search": _is(False),
     "web_search_options": _nothing,
 }
-"""Field -> does this value ask for nothing? ``echo`` is chat's, ``top_logprobs`` completions': the other has them."""
+"""Of chat and completions. ``echo`` is refused in chat, ``top_logprobs`` in completions: the other has them."""
 
 IGNORED = frozenset(NEUTRAL) | {
     "function_call",
@@ -69,10 +72,52 @@ IGNORED = frozenset(NEUTRAL) | {
 """Fields that are known and need no line in the log: harmless without effect, or dealt with here."""
 
 
-def refuse_unsupported(fields: dict[str, Any]) -> None:
+class Others(NamedTuple):
+    """Fields of one endpoint that its schema does not have."""
+
+    refused: Neutral
+    ignored: frozenset[str]
+
+
+CHAT_AND_COMPLETIONS = Others(NEUTRAL, IGNORED)
+
+RESPONSES = Others(
+    refused={
+        "background": _is(False),
+        "conversation": _nothing,
+        "moderation": _nothing,
+        "previous_response_id": _nothing,
+        "prompt": _nothing,
+    },
+    ignored=frozenset(
+        {
+            "context_management",
+            "max_tool_calls",
+            "prompt_cache_key",
+            "prompt_cache_options",
+            "prompt_cache_retention",
+            "safety_identifier",
+            "service_tier",
+            "store",
+            "stream_options",
+            "truncation",
+            "user",
+        }
+    ),
+)
+"""Of ``/v1/responses``. Nothing is stored, so nothing can be gone on with."""
+
+MESSAGES = Others(
+    refused={"container": _nothing, "mcp_servers": _nothing},
+    ignored=frozenset({"cache_control", "diagnostics", "inference_geo", "metadata", "service_tier", "speed"}),
+)
+"""Of ``/v1/messages`` and its ``count_tokens``."""
+
+
+def refuse_unsupported(fields: dict[str, Any], refused: Neutral) -> None:
     """Raise ApiError (400) for the first field, by name, whose value asks for what is not there."""
-    for name in sorted(fields.keys() & NEUTRAL.keys()):
+    for name in sorted(fields.keys() & refused.keys()):
         value = fields[name]
-        if value is None or NEUTRAL[name](value) or (name == "tools" and fields.get("tool_choice") == "none"):
+        if value is None or refused[name](value) or (name == "tools" and fields.get("tool_choice") == "none"):
             continue
         raise invalid(f"{name} is not supported", name, "unsupported_parameter")

@@ -1,7 +1,7 @@
-"""The requests of ``/v1/chat/completions`` and ``/v1/completions``: JSON to checked structs.
+"""JSON to checked structs, and the requests of ``/v1/chat/completions`` and ``/v1/completions``.
 
 Every number is bounded here, once. Unknown fields are ignored and logged once per name; what would change the output
-and cannot be honoured is refused by name (``services.gateway.api.refusals``). Called by the two endpoints; pure.
+and cannot be honoured is refused by name (``services.gateway.api.refusals``). Called by the endpoints; pure.
 """
 
 import logging
@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from services.gateway.api.errors import ApiError, invalid
-from services.gateway.api.refusals import IGNORED, refuse_unsupported
+from services.gateway.api.refusals import CHAT_AND_COMPLETIONS, Others, refuse_unsupported
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     top_logprobs: NumLogprobs | None = None
 
 
-Schema = TypeVar("Schema", bound=GenerationRequest)
+Schema = TypeVar("Schema", bound=Struct)
 
 
 class UnknownFields:
@@ -110,19 +110,33 @@ class UnknownFields:
 unknown_fields = UnknownFields()
 
 
-def parse(body: bytes, schema: type[Schema]) -> Schema:
+def parse(body: bytes, schema: type[Schema], others: Others = CHAT_AND_COMPLETIONS) -> Schema:
     """Read a request body. Raises ApiError (400) that names the field at fault."""
-    plain = _json_object(body)
+    return checked(_json_object(body), schema, others)
+
+
+def checked(plain: dict[str, Any], schema: type[Schema], others: Others = CHAT_AND_COMPLETIONS) -> Schema:
+    """A request of its fields. Raises ApiError (400) that names the one at fault."""
     try:
         request = msgspec.convert(plain, schema)
     except msgspec.ValidationError as error:
         raise _invalid_field(str(error)) from None
-    refuse_unsupported({name: value for name, value in plain.items() if name not in schema.__struct_fields__})
-    for name in plain.keys() - schema.__struct_fields__ - IGNORED:
+    further = {name: value for name, value in plain.items() if name not in schema.__struct_fields__}
+    refuse_unsupported(further, others.refused)
+    for name in further.keys() - others.refused.keys() - others.ignored:
         unknown_fields.note(name)
-    if request.stream_options is not None and not request.stream:
+    if isinstance(request, GenerationRequest) and request.stream_options is not None and not request.stream:
         raise invalid("stream_options is only allowed with stream set to true", "stream_options")
     return request
+
+
+def is_json(text: str) -> bool:
+    """Whether it is one JSON value."""
+    try:
+        msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True
 
 
 def _json_object(body: bytes) -> dict[str, Any]:
@@ -143,5 +157,6 @@ def _invalid_field(detail: str) -> ApiError:
     message, _, place = detail.partition(" - at `$.")
     path = place.rstrip("`")
     if not path:
-        return invalid(detail)
+        missing = re.fullmatch("Object missing required field `(.*)`", detail)
+        return invalid(f"{missing[1]} is missing", missing[1]) if missing is not None else invalid(detail)
     return invalid(f"{path}: {message}", re.split(r"[.\[]", path)[0])

@@ -16,10 +16,16 @@ class StopFinder:
         assert all(stops), "an empty stop string would stop everything"
         self._stops = tuple(stops)
         self._held = ""
-        self.stopped = False
+        self.stopped_by: str | None = None
+        """The stop string that ended the text."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the text has ended."""
+        return self.stopped_by is not None
 
     def push(self, piece: str, *, armed: bool = True) -> str:
-        """Return the text that may leave now. Sets ``stopped``: then it ends right before the stop string.
+        """Return the text that may leave now. Sets ``stopped_by``: then it ends right before that string.
 
         A stop string that is completed by an unarmed piece does not count; one that begins in it does.
         """
@@ -29,8 +35,8 @@ class StopFinder:
         text = self._held + piece
         if armed and (match := self._first_match(text)) is not None:
             self._held = ""
-            self.stopped = True
-            return text[:match]
+            start, self.stopped_by = match
+            return text[:start]
         held_from = self._held_from(text)
         self._held = text[held_from:]
         return text[:held_from]
@@ -40,14 +46,14 @@ class StopFinder:
         held, self._held = self._held, ""
         return held
 
-    def _first_match(self, text: str) -> int | None:
-        """Where the first completed stop string starts. One that ends inside the held text was not armed."""
+    def _first_match(self, text: str) -> tuple[int, str] | None:
+        """Where the first completed stop string starts, and it. One that ends inside the held text was not armed."""
         matches = []
         for stop in self._stops:
             start = text.find(stop, max(0, len(self._held) - len(stop) + 1))
             if start >= 0:
-                matches.append((start + len(stop), start))
-        return min(matches)[1] if matches else None
+                matches.append((start + len(stop), start, stop))
+        return min(matches)[1:] if matches else None
 
     def _held_from(self, text: str) -> int:
         """Start of the longest tail of ``text`` that is a proper prefix of a stop string."""

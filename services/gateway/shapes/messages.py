@@ -1,0 +1,107 @@
+"""Answers of ``/v1/messages`` as Anthropic's clients read them. Pure."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from services.gateway.api.errors import ApiError
+from services.gateway.shapes.blocks import Block, Blocks, event
+from services.gateway.shapes.shape import Outline
+
+PING = event("ping", {})
+STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+class Messages(Blocks):
+    """A ``Shape``: content blocks, no ``[DONE]``."""
+
+    keep_alive = PING
+
+    def __init__(self, outline: Outline) -> None:
+        super().__init__(outline)
+        self._key = outline.answer_id.removeprefix("msg_")
+
+    def opening(self) -> bytes:
+        """See ``Shape``. What of the prompt was cached is not known yet."""
+        usage = {"input_tokens": self._outline.usage.prompt_tokens, "output_tokens": 0}
+        return event("message_start", {"message": self._message([], None, None, usage)}) + PING
+
+    def failure(self, error: ApiError) -> bytes:
+        """See ``Shape``."""
+        return b"event: error\ndata: %s\n\n" % error.anthropic_body()
+
+    def _opened(self, block: Block) -> Iterable[bytes]:
+        content = self._content(block)
+        if block.kind == "call":
+            content["input"] = {}
+        yield event("content_block_start", {"index": block.index, "content_block": content})
+
+    def _grown(self, block: Block, text: str, logprobs: Sequence[dict[str, Any]]) -> bytes:
+        match block.kind:
+            case "text":
+                delta = {"type": "text_delta", "text": text}
+            case "reasoning":
+                delta = {"type": "thinking_delta", "thinking": text}
+            case "call":
+                delta = {"type": "input_json_delta", "partial_json": text}
+        return event("content_block_delta", {"index": block.index, "delta": delta})
+
+    def _closed(self, block: Block) -> Iterable[bytes]:
+        yield event("content_block_stop", {"index": block.index})
+
+    def _finished(self) -> Iterable[bytes]:
+        delta = {"stop_reason": self._stop_reason(), "stop_sequence": self._stop}
+        yield event("message_delta", {"delta": delta, "usage": self._usage()})
+        yield event("message_stop", {})
+
+    def _body(self) -> dict[str, Any]:
+        content = [self._content(block) for block in self._blocks]
+        return self._message(content, self._stop_reason(), self._stop, self._usage())
+
+    def _stop_reason(self) -> str:
+        assert self._finish is not None
+        return "stop_sequence" if self._stop is not None else STOP_REASONS[self._finish]
+
+    def _message(
+        self, content: list[Any], stop_reason: str | None, stop_sequence: str | None, usage: dict[str, int]
+    ) -> dict[str, Any]:
+        return {
+            "id": self._outline.answer_id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._outline.model,
+            "content": content,
+            "stop_reason": stop_reason,
+            "stop_sequence": stop_sequence,
+            "usage": usage,
+        }
+
+    def _content(self, block: Block) -> dict[str, Any]:
+        match block.kind:
+            case "text":
+                return {"type": "text", "text": block.text}
+            case "reasoning":
+                return {"type": "thinking", "thinking": block.text, "signature": ""}
+            case "call":
+                call_id = f"toolu_{self._key}{block.index}"
+                return {"type": "tool_use", "id": call_id, "name": block.name, "input": _object(block.text)}
+
+    def _usage(self) -> dict[str, int]:
+        """Anthropic counts what was found in the cache apart from the rest of the input."""
+        usage = self._outline.usage
+        return {
+            "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": usage.cached_tokens,
+            "output_tokens": usage.completion_tokens,
+        }
+
+
+def _object(arguments: str) -> Any:
+    """A call's arguments; what the model wrote may be no JSON (it was cut off)."""
+    try:
+        value = msgspec.json.decode(arguments or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
