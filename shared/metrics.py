@@ -1,13 +1,16 @@
 """A process's own small HTTP server for ``/metrics`` and ``/health``; used by every service's main.
 
 It runs in a daemon thread beside the event loop, so it answers also while the loop is busy; what it serves is cached
-state. Imports prometheus_client and the standard library only.
+state. Here is also what all metrics share: their prefix, and ``harmless``. Imports prometheus_client and the standard
+library only.
 """
 
+import functools
+import logging
 import threading
 from collections.abc import Callable, Iterable
 from socketserver import ThreadingMixIn
-from typing import Any
+from typing import Any, ParamSpec
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
@@ -17,6 +20,28 @@ Health = Callable[[], tuple[bool, str]]
 
 PREFIX = "paternoster:"
 """In front of every metric's name."""
+
+Given = ParamSpec("Given")
+
+_log = logging.getLogger(__name__)
+_failed: set[str] = set()
+"""What was logged."""
+
+
+def harmless(measure: Callable[Given, None]) -> Callable[Given, None]:
+    """A mistake in what measures must cost nobody a token: it is logged, once, and that is all."""
+
+    @functools.wraps(measure)
+    def try_to(*args: Given.args, **kwargs: Given.kwargs) -> None:
+        try:
+            measure(*args, **kwargs)
+        except Exception as error:
+            name = measure.__qualname__
+            if name not in _failed:
+                _failed.add(name)
+                _log.error("the metrics of %s are wrong from here on: %s", name, type(error).__name__, exc_info=error)
+
+    return try_to
 
 
 class _Server(ThreadingMixIn, WSGIServer):

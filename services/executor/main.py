@@ -22,6 +22,7 @@ from services.executor.options import ExecutorOptions
 from services.executor.shell import Shell
 from shared import log as logs
 from shared import metrics as metrics_server
+from shared.loop_lag import LoopLag
 from shared.net.crash import Crash
 from shared.wire.facts import ExecutorLimits
 
@@ -83,6 +84,8 @@ class _Executor:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._signalled, stopped)
         server = self._serve_metrics()
+        lag = LoopLag(self._metrics.registry)
+        lag.start()
         self._compute = Compute(crash.report)
         serving = asyncio.create_task(self._serve(self._compute, crash))
         crashing: asyncio.Future[int] = asyncio.ensure_future(crash.wait())
@@ -93,6 +96,7 @@ class _Executor:
         finally:
             for end in ends:
                 end.cancel()
+            lag.stop()
             if self._shell is not None:
                 await self._shell.close()
             if server is not None:

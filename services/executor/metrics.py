@@ -1,11 +1,11 @@
 """What an executor process tells Prometheus. Updated by the shell, once a step, on the loop."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from shared.metrics import PREFIX
+from shared.metrics import PREFIX, harmless
 from shared.net.session import REASONS
 from shared.wire import tokens
 from shared.wire.executor import BatchFailed, BatchPlan, BatchResult
@@ -33,7 +33,7 @@ class ExecutorMetrics:
         self._step_tokens = Histogram(
             f"{PREFIX}executor_step_tokens", "Tokens computed in one step.", buckets=TOKENS, registry=self.registry
         )
-        self.gap = Histogram(
+        self._gap = Histogram(
             f"{PREFIX}executor_gap_seconds",
             "Idle time between two steps while a request was on a lane.",
             buckets=GAP_SECONDS,
@@ -46,10 +46,14 @@ class ExecutorMetrics:
             ["reason"],
             registry=self.registry,
         )
+        self._connected = Gauge(
+            f"{PREFIX}executor_connected", "1 while a session with the scheduler is open.", registry=self.registry
+        )
         self._dropped = Gauge(
-            f"{PREFIX}link_dropped_frames", "Frames the link has dropped.", ["reason"], registry=self.registry
+            f"{PREFIX}link_dropped_frames", "Frames that the link has dropped.", ["reason"], registry=self.registry
         )
 
+    @harmless
     def answered(self, plan: BatchPlan, answer: BatchResult | BatchFailed) -> None:
         """A plan has its answer."""
         if isinstance(answer, BatchFailed):
@@ -62,11 +66,18 @@ class ExecutorMetrics:
             self._batch_size.observe(tokens.count(plan.work_lanes))
             self._step_tokens.observe(sum(tokens.unpack(plan.work_counts)))
 
+    @harmless
+    def waited(self, seconds: float) -> None:
+        """A request on a lane had to wait between two steps. Called in the compute thread."""
+        self._gap.observe(seconds)
+
+    @harmless
     def ignored(self, reason: str) -> None:
         """A plan, or an answer to one, belongs to another epoch, session or step."""
         self._ignored.labels(reason).inc()
 
-    def watch_link(self, counters: Mapping[str, int]) -> None:
-        """Show the link's own counters."""
+    def watch_link(self, counters: Mapping[str, int], connected: Callable[[], bool]) -> None:
+        """Show what the link knows at each scrape: frames dropped by reason, and whether a session is open."""
+        self._connected.set_function(lambda: float(connected()))
         for reason in REASONS:
             self._dropped.labels(reason).set_function(partial(counters.__getitem__, reason))

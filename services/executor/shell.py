@@ -58,7 +58,7 @@ class Shell:
     ) -> None:
         self._options = options
         self._backend = backend
-        self._stepper = Stepper(backend, metrics.gap.observe)
+        self._stepper = Stepper(backend, metrics.waited)
         self._compute = compute
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
@@ -81,7 +81,7 @@ class Shell:
             timeout_s=timeout_s,
             on_crash=on_crash,
         )
-        metrics.watch_link(self._dealer.counters)
+        metrics.watch_link(self._dealer.counters, lambda: self._dealer.connected)
 
     @property
     def connected(self) -> bool:

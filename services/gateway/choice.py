@@ -88,8 +88,8 @@ class Choice:
         self.num_tokens = 0
         self.num_cached = 0
         self.finish: Finish | None = None
-        self.last_token_at = 0.0
-        """perf_counter() of its latest tokens; 0 before the first."""
+        self.first_token_at = self.last_token_at = 0.0
+        """perf_counter() of its first and its latest tokens; 0 before."""
         self._detokenizer = detokenizer
         self._stops = StopFinder(stops)
         self._submit = submit

@@ -54,7 +54,7 @@ class Gateway:
         self.started_at = int(time.time())
         self._text_threads = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="text")
         self._num_seeds = 0
-        self.metrics.live_streams.set_function(lambda: len(self.streams))
+        self.metrics.watch(lambda: len(self.streams), lambda: self.status()[0], self.link.counters)
 
     def start(self) -> None:
         """Begin to look for the scheduler; needs a running loop."""

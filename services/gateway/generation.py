@@ -123,7 +123,7 @@ class Generation:
         self._closed = True
         for choice in self.choices:
             if choice.finish is None and self._was_accepted:
-                self._metrics.finished["error" if self.error is not None else "abort"].inc()
+                self._metrics.choice_ended("error" if self.error is not None else "abort")
             choice.close("the client left" if self._gone else "its request ended")
 
     # Told by the choices.
@@ -138,10 +138,11 @@ class Generation:
         """See ``ChoiceSink``."""
         if self._closed:
             return
-        self._measure(choice, len(update.token_ids))
+        now = perf_counter()
+        self._measure(choice, len(update.token_ids), now)
         self._waiting.append(update)
         if update.finish is not None:
-            self._metrics.finished[update.finish].inc()
+            self._metrics.choice_ended(update.finish, update.num_tokens, now - choice.first_token_at)
             self._num_open -= 1
             if not self._num_open:
                 self._wake()
@@ -176,12 +177,10 @@ class Generation:
             self.gone()
             self.on_overflow()
 
-    def _measure(self, choice: Choice, num_tokens: int) -> None:
-        now = perf_counter()
-        if choice.last_token_at and num_tokens:
-            self._metrics.inter_token_latency.observe((now - choice.last_token_at) / num_tokens)
+    def _measure(self, choice: Choice, num_tokens: int, now: float) -> None:
+        self._metrics.tokens(num_tokens, now - choice.last_token_at if choice.last_token_at else None)
         choice.last_token_at = now
-        self._metrics.generation_tokens.inc(num_tokens)
+        choice.first_token_at = choice.first_token_at or now
 
     # Waiting.
 

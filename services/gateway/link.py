@@ -59,6 +59,8 @@ class Link:
         self.ready = False
         self.reason = "no scheduler yet"
         """Why not ``ready``."""
+        self.counters = self._dealer.counters
+        """Dropped frames by reason."""
         streams.send = self._dealer.send
 
     def start(self) -> None:

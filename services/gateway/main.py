@@ -22,6 +22,7 @@ from services.gateway.options import GatewayOptions
 from services.gateway.text.tokenizer import Tokenizer
 from shared import log
 from shared import metrics as metrics_server
+from shared.loop_lag import LoopLag
 from shared.net.crash import Crash
 
 _log = logging.getLogger(__name__)
@@ -106,7 +107,9 @@ async def serve(options: GatewayOptions, tokenizer: Tokenizer, listener: socket.
     except OSError as error:
         _log.error("cannot serve metrics on %s:%s: %s", options.host, options.metrics_port, error.strerror or error)
         return MISCONFIGURED
+    lag = LoopLag(gateway.metrics.registry)
     try:
+        lag.start()
         gateway.start()
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         _log.info("listening on %s", address_of(listener))
@@ -114,6 +117,7 @@ async def serve(options: GatewayOptions, tokenizer: Tokenizer, listener: socket.
         await _drain(gateway, server, stop)
         await serving
     finally:
+        lag.stop()
         await gateway.close()
         if own_port is not None:
             own_port.close()

@@ -84,6 +84,11 @@ class Journal:
         except OSError as error:
             self._give_up(error)
 
+    @property
+    def size(self) -> int:
+        """Bytes of the present file, those not yet written included; 0 once the journal has ended."""
+        return self._size + len(self._buffer) if self._file is not None else 0
+
     def close(self) -> None:
         """Write the rest."""
         self.flush()

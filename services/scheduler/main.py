@@ -19,9 +19,11 @@ from services.scheduler.core.machine import Scheduler
 from services.scheduler.journal import Journal
 from services.scheduler.metrics import CoreCollector, Figures, StepMetrics
 from services.scheduler.options import SchedulerOptions
+from services.scheduler.request_metrics import RequestMetrics
 from services.scheduler.shell import Shell
 from shared import log as logs
 from shared import metrics as metrics_server
+from shared.loop_lag import LoopLag
 from shared.net.crash import Crash
 
 _log = logging.getLogger(__name__)
@@ -65,7 +67,9 @@ async def _serve(options: SchedulerOptions) -> int:
     registry = CollectorRegistry()
     core = Scheduler(epoch=time.time_ns() // 1_000_000, settings=_settings(options))
     journal = _open_journal(options, core)
-    shell = Shell(core, StepMetrics(registry), crash.report, journal)
+    shell = Shell(core, StepMetrics(registry), crash.report, journal, [RequestMetrics(registry)])
+    lag = LoopLag(registry)
+    lag.start()
     flushing = asyncio.create_task(_keep_flushed(journal)) if journal is not None else None
     server: metrics_server.MetricsServer | None = None
     ends: list[asyncio.Future[int]] = [asyncio.ensure_future(crash.wait()), stopped]
@@ -78,6 +82,7 @@ async def _serve(options: SchedulerOptions) -> int:
     finally:
         for end in ends:
             end.cancel()
+        lag.stop()
         if server is not None:
             await asyncio.to_thread(server.close)  # a scrape in progress may be waiting for the loop
         await shell.close()

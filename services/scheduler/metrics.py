@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from services.scheduler.core.counters import Counters
-from shared.metrics import PREFIX
+from shared.metrics import PREFIX, harmless
 from shared.net.session import REASONS
 from shared.wire import tokens
 from shared.wire.executor import BatchFailed, BatchPlan, BatchResult
@@ -24,6 +24,8 @@ from shared.wire.gateway import FinishReason, RejectCode
 
 _SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+WAITING_FOR = ("capacity", "executor", "sibling")
+"""``capacity``: a lane and blocks; ``executor``: one that could hold them; ``sibling``: another choice's prompt."""
 _FAILURE_KINDS = ("error", "bad_plan", "follows_failure")
 
 
@@ -63,6 +65,7 @@ class StepMetrics:
         )
         age.set_function(lambda: max((executor.busy_s for executor in list(self._executors.values())), default=0.0))
 
+    @harmless
     def planned(self, name: str, plan: BatchPlan) -> None:
         """A plan goes out."""
         self._executors.setdefault(name, _Executor()).plans.append((plan.step, self._now(), bool(plan.work_lanes)))
@@ -70,6 +73,7 @@ class StepMetrics:
             self._tokens.observe(sum(tokens.unpack(plan.work_counts)))
             self._lanes.observe(tokens.count(plan.work_lanes))
 
+    @harmless
     def done(self, name: str, result: BatchResult) -> None:
         """A step's result came in."""
         started_at = self._answered(name, result.step)
@@ -78,16 +82,19 @@ class StepMetrics:
             self._step.observe(run_s)
             self._overhead.observe(max(0.0, self._now() - started_at - run_s))
 
+    @harmless
     def failed(self, name: str, failed: BatchFailed) -> None:
         """A step's failure came in."""
         self._answered(name, failed.step)
         self._failures.labels(failed.kind if failed.kind in _FAILURE_KINDS else "other").inc()
 
+    @harmless
     def beat(self, name: str, busy_ms: int) -> None:
         """An executor says how long its present step has been running."""
         if name in self._executors:
             self._executors[name].busy_s = busy_ms / 1000
 
+    @harmless
     def left(self, name: str) -> None:
         """An executor is gone; its plans will not be answered."""
         self._executors.pop(name, None)
@@ -112,6 +119,10 @@ class Figures:
     gateways: int
     dropped: Mapping[str, Mapping[str, int]]
     """Dropped frames by link, then reason."""
+    waiting: Mapping[str, int] = field(default_factory=dict)
+    """Requests without a lane by what they wait for."""
+    journal_bytes: int | None = None
+    """None: no journal is kept."""
 
 
 class CoreCollector(Collector):
@@ -146,6 +157,18 @@ def _gauges(figures: Figures) -> Iterator[Metric]:
         ("steps_inflight", "Plans without an answer.", sum(executor["inflight"] for executor in executors)),
     ):
         yield GaugeMetricFamily(PREFIX + stem, text, value=value)
+    waiting = GaugeMetricFamily(
+        PREFIX + "num_requests_waiting_by_reason", "Requests in the queue by what they wait for.", labels=["reason"]
+    )
+    for reason in WAITING_FOR:
+        waiting.add_metric([reason], figures.waiting.get(reason, 0))
+    yield waiting
+    if figures.journal_bytes is not None:
+        yield GaugeMetricFamily(
+            PREFIX + "journal_bytes",
+            "Size of the journal's present file; 0 once it had to end.",
+            value=figures.journal_bytes,
+        )
 
 
 def _totals(counters: Counters) -> Iterator[Metric]:

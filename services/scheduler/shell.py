@@ -9,12 +9,13 @@ import copy
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import assert_never
 
 from services.scheduler.core import actions, events
 from services.scheduler.core.machine import Scheduler
 from services.scheduler.journal import Journal
+from services.scheduler.lives import Lives, Watcher
 from services.scheduler.metrics import Figures, StepMetrics
 from shared.net.loop import Callbacks, OnCrash
 from shared.net.router import Router
@@ -36,12 +37,20 @@ class Shell:
     state may be half changed.
     """
 
-    def __init__(self, core: Scheduler, steps: StepMetrics, on_crash: OnCrash, journal: Journal | None = None) -> None:
+    def __init__(
+        self,
+        core: Scheduler,
+        steps: StepMetrics,
+        on_crash: OnCrash,
+        journal: Journal | None = None,
+        watchers: Iterable[Watcher] = (),
+    ) -> None:
         self.core = core
         self._journal = journal
         self.gateways = Router(codec.gateway_to_scheduler, _GatewaySide(self), on_crash=self._crashed)
         self.executors = Router(codec.executor_to_scheduler, _ExecutorSide(self), on_crash=self._crashed)
         self.steps = steps
+        self.lives = Lives(core, watchers)
         self._on_crash = on_crash
         self._broken = False
         self._deadline = _Deadline(Callbacks(self._crashed), self._time_passed)
@@ -67,6 +76,7 @@ class Shell:
             if self._journal is not None:
                 self._journal.failed(event, now_ms)
             raise
+        self.lives.follow(event, todo)
         for action in todo:
             self._perform(action)
         if self._journal is not None:
@@ -79,6 +89,12 @@ class Shell:
             counters=copy.deepcopy(self.core.counters),
             snapshot=self.core.snapshot(),
             gateways=len(self.gateways.peers()),
+            waiting={
+                "capacity": len(self.core.ledger.queue),
+                "executor": len(self.core.ledger.stranded),
+                "sibling": self.core.ledger.siblings.num_held,
+            },
+            journal_bytes=self._journal.size if self._journal is not None else None,
             dropped={"gateways": dict(self.gateways.counters), "executors": dict(self.executors.counters)},
         )
 

@@ -130,6 +130,33 @@ async def test_metrics_count_what_happened() -> None:
         assert _sample(metrics, "http_requests_total", 'status="4xx"', 'route="/v1/completions"') == 3
         assert _sample(metrics, "http_requests_total", 'route="other"') == 1
         assert _sample(metrics, "gateway_streams") == 0
+        assert _sample(metrics, "gateway_ready") == 1
+        assert _sample(metrics, "request_params_n_sum") == 2 + 1 + 1
+        assert _sample(metrics, "request_params_max_tokens_sum") == 5 + 5 + 10
+        assert _sample(metrics, "request_max_num_generation_tokens_sum") == 5 + 5
+        assert _sample(metrics, "request_time_per_output_token_seconds_count") == 3
+        assert _sample(metrics, "http_request_duration_seconds_count", 'route="/v1/completions"') == 4
+
+
+async def test_metrics_that_break_harm_no_request(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("a mistake in what measures")
+
+    async with world(ScriptedScheduler()) as w:
+        with monkeypatch.context() as patch:
+            patch.setattr("prometheus_client.Histogram.observe", broken)
+            patch.setattr("prometheus_client.Counter.inc", broken)
+            for stream in (True, False):
+                answer = await w.complete(max_tokens=5, stream=stream)
+                assert answer.status_code == 200
+                assert "error" not in answer.text
+        assert (await w.http.get("/metrics")).status_code == 200
+        await w.until_idle()
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert errors
+    assert len(errors) == len(set(errors))
 
 
 async def test_ops_46_health_answers_while_long_texts_are_tokenized() -> None:

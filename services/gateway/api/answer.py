@@ -87,13 +87,13 @@ class Answer:
         watch = asyncio.create_task(_watch(receive, generation))
         try:
             await generation.start()
-            self._gateway.metrics.prompt_tokens.inc(self._usage.prompt_tokens)
+            self._gateway.metrics.accepted(self._usage.prompt_tokens, self._settings.n, self._settings.max_tokens)
             if self._settings.stream:
                 await self._stream(send, note.arrived)
             else:
                 updates = [join(several) for several in await generation.finished()]
                 body = await self._write(self._shape.whole, updates)
-                self._gateway.metrics.time_to_first_token.observe(perf_counter() - note.arrived)
+                self._gateway.metrics.first_text(perf_counter() - note.arrived)
                 await Response(body, media_type="application/json")(scope, receive, send)
             self._measure(note.arrived)
         except ApiError as error:
@@ -123,11 +123,12 @@ class Answer:
                 async for body in events:
                     await send({"type": "http.response.body", "body": body, "more_body": True})
                     if is_first and body is not self._shape.keep_alive:
-                        self._gateway.metrics.time_to_first_token.observe(perf_counter() - arrived)
+                        self._gateway.metrics.first_text(perf_counter() - arrived)
                         is_first = False
         except asyncio.CancelledError:
             if not self._generation.overflowed:
                 raise
+            self._gateway.metrics.client_cut_off()
             _log.warning("cut off a client that did not read its stream")
             return
         await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -160,10 +161,8 @@ class Answer:
         return write(updates)
 
     def _measure(self, arrived: float) -> None:
-        metrics = self._gateway.metrics
-        metrics.e2e_latency.observe(perf_counter() - arrived)
-        metrics.request_prompt_tokens.observe(self._usage.prompt_tokens)
-        metrics.request_generation_tokens.observe(self._usage.completion_tokens)
+        num_outputs = [choice.num_tokens for choice in self._generation.choices]
+        self._gateway.metrics.request_ended(perf_counter() - arrived, self._usage.prompt_tokens, num_outputs)
 
 
 async def _watch(receive: Receive, generation: Generation) -> None:

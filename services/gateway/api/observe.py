@@ -89,10 +89,10 @@ class Observe:
 
     def _record(self, scope: Scope, request_id: bytes, status: int, note: Note) -> None:
         route = route_of(scope["path"])
-        self._metrics.http_requests.labels(route, f"{status // 100}xx").inc()
+        seconds = perf_counter() - note.arrived
+        self._metrics.http_ended(route, status, seconds)
         if route not in POLLED:
-            took_ms = (perf_counter() - note.arrived) * 1000
-            _log.info("%s %s %d %.0fms %s", request_id.decode(), route, status, took_ms, note.detail)
+            _log.info("%s %s %d %.0fms %s", request_id.decode(), route, status, seconds * 1000, note.detail)
 
 
 def _request_id(scope: Scope) -> bytes:
