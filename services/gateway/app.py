@@ -6,7 +6,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from services.gateway.api import chat, completions, messages, models, ops, responses
+from services.gateway.api import chat, completions, messages, models, ops, responses, tokenize
 from services.gateway.api.endpoint import endpoint
 from services.gateway.api.errors import http_exception
 from services.gateway.api.guards import ApiKeys, BodyLimit, Drain
@@ -22,6 +22,8 @@ def create_app(gateway: Gateway) -> ASGIApp:
         Route("/v1/responses", endpoint(responses.responses), methods=["POST"]),
         Route("/v1/messages", endpoint(messages.messages), methods=["POST"]),
         Route("/v1/messages/count_tokens", endpoint(messages.count_tokens), methods=["POST"]),
+        Route("/tokenize", endpoint(tokenize.tokenize), methods=["POST"]),
+        Route("/detokenize", endpoint(tokenize.detokenize), methods=["POST"]),
         Route("/v1/models", endpoint(models.models)),
         Route("/v1/models/{model:path}", endpoint(models.model)),
         Route("/health", endpoint(ops.health)),

@@ -21,6 +21,8 @@ ROUTES = (
     "/v1/responses",
     "/v1/messages",
     "/v1/messages/count_tokens",
+    "/tokenize",
+    "/detokenize",
     "/v1/models",
     "/health",
     "/ready",

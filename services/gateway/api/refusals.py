@@ -113,6 +113,9 @@ MESSAGES = Others(
 )
 """Of ``/v1/messages`` and its ``count_tokens``."""
 
+TOKENIZE = Others(refused={"chat_template": _nothing, "mm_processor_kwargs": _nothing}, ignored=frozenset())
+"""Of ``/tokenize`` and ``/detokenize``."""
+
 
 def refuse_unsupported(fields: dict[str, Any], refused: Neutral) -> None:
     """Raise ApiError (400) for the first field, by name, whose value asks for what is not there."""

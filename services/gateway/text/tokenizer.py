@@ -76,6 +76,10 @@ class Tokenizer:
         byte = re.fullmatch("<0x([0-9A-F]{2})>", token)
         return bytes.fromhex(byte[1]) if byte else str(token).replace(WORD_START, " ").encode()
 
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """How the vocabulary writes each id; empty for an unused one."""
+        return [self._backend.id_to_token(token_id) or "" for token_id in ids]
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Text of all ``ids`` at once."""
         return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
