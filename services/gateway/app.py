@@ -6,7 +6,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from services.gateway.api import chat, completions, messages, models, ops, responses, tokenize
+from services.gateway.api import chat, completions, describe, messages, models, ops, responses, tokenize
 from services.gateway.api.endpoint import endpoint
 from services.gateway.api.errors import http_exception
 from services.gateway.api.guards import ApiKeys, BodyLimit, Drain
@@ -14,9 +14,9 @@ from services.gateway.api.observe import Observe
 from services.gateway.gateway import Gateway
 
 
-def create_app(gateway: Gateway) -> ASGIApp:
-    """Everything that HTTP reaches. CORS is outermost: refusals carry its headers, and preflights need no key."""
-    routes = [
+def routes() -> list[Route]:
+    """Every path and what answers it."""
+    return [
         Route("/v1/chat/completions", endpoint(chat.chat), methods=["POST"]),
         Route("/v1/completions", endpoint(completions.completions), methods=["POST"]),
         Route("/v1/responses", endpoint(responses.responses), methods=["POST"]),
@@ -30,8 +30,14 @@ def create_app(gateway: Gateway) -> ASGIApp:
         Route("/ready", endpoint(ops.ready)),
         Route("/metrics", endpoint(ops.metrics)),
         Route("/debug/state", endpoint(ops.debug_state)),
+        Route("/openapi.json", endpoint(describe.openapi)),
+        Route("/docs", endpoint(describe.docs)),
     ]
-    starlette = Starlette(routes=routes, exception_handlers={HTTPException: http_exception})
+
+
+def create_app(gateway: Gateway) -> ASGIApp:
+    """Everything that HTTP reaches. CORS is outermost: refusals carry its headers, and preflights need no key."""
+    starlette = Starlette(routes=routes(), exception_handlers={HTTPException: http_exception})
     starlette.state.gateway = gateway
     options = gateway.options
     app: ASGIApp = BodyLimit(starlette)

@@ -28,6 +28,8 @@ ROUTES = (
     "/ready",
     "/metrics",
     "/debug/state",
+    "/openapi.json",
+    "/docs",
 )
 """Labels of the HTTP metrics; every other path is ``other``."""
 POLLED = ("/health", "/ready", "/metrics")

@@ -1,0 +1,114 @@
+"""The description of the HTTP interface: OpenAPI 3.1, made of the very types that requests are checked with. Pure.
+
+Served by ``services.gateway.api.describe``. What types cannot say of a request is added here.
+"""
+
+import re
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+
+from services.gateway.api.schema import ChatRequest, CompletionRequest
+from services.gateway.openapi import answers
+from services.gateway.openapi.inputs import MESSAGES, PROMPT_KINDS
+from services.gateway.openapi.operations import OPERATIONS, REFUSALS, Operation
+
+REF = "#/components/schemas/{name}"
+SECURITY: dict[str, Any] = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "apiKey": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
+RETRY_AFTER: dict[str, Any] = {
+    "Retry-After": {"description": "Seconds until it is worth trying again.", "schema": {"type": "integer"}}
+}
+REQUEST_ID: dict[str, Any] = {
+    "X-Request-Id": {"description": "The client's own, or made up.", "schema": {"type": "string"}}
+}
+NOT_READY = ("/ready", 503)
+"""The one refusal that is no error: it says why."""
+
+
+def describe(*, needs_key: bool) -> dict[str, Any]:
+    """The whole document; ``needs_key``: whether keys are asked for."""
+    by_hand = (MESSAGES, *PROMPT_KINDS)
+    schemas, components = msgspec.json.schema_components([*_types_of(OPERATIONS), *by_hand], ref_template=REF)
+    messages, *prompt_kinds = schemas[-len(by_hand) :]
+    _require(components[ChatRequest.__name__], "messages", messages)
+    _require(components[CompletionRequest.__name__], "prompt", {"anyOf": prompt_kinds})
+    for component in components.values():
+        component["description"] = component["description"].replace("``", "`")
+    paths: dict[str, Any] = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method] = _operation(operation, needs_key=needs_key)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Paternoster",
+            "version": version("paternoster"),
+            "description": "Text from a language model. A field that is null is as one that is absent; unknown fields "
+            "are ignored; fields that would change the answer and are not built are refused by name.",
+        },
+        "security": [{name: []} for name in SECURITY] if needs_key else [],
+        "paths": paths,
+        "components": {"schemas": components, "securitySchemes": SECURITY},
+    }
+
+
+def _types_of(operations: Sequence[Operation]) -> list[Any]:
+    types: dict[Any, None] = {answers.Error: None, answers.AnthropicError: None}
+    for operation in operations:
+        for kind in (operation.request, operation.answer, *operation.events):
+            if isinstance(kind, type):
+                types[kind] = None
+    return list(types)
+
+
+def _require(component: dict[str, Any], name: str, schema: dict[str, Any]) -> None:
+    """Describe a field that is checked by hand."""
+    component["properties"][name] = schema
+    component["required"] = [*component["required"], name]
+
+
+def _operation(operation: Operation, *, needs_key: bool) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "summary": operation.summary,
+        "operationId": f"{operation.method}{re.sub('[^a-z]+', '_', operation.path)}".rstrip("_"),
+        "responses": {"200": _success(operation)},
+    }
+    if operation.is_open and needs_key:
+        described["security"] = []
+    if "{model}" in operation.path:
+        schema = {"type": "string", "minLength": 1}
+        described["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": schema}]
+    if operation.request is not None:
+        content = {"application/json": {"schema": _reference(operation.request)}}
+        described["requestBody"] = {"required": True, "content": content}
+    for status in operation.refusals:
+        described["responses"][str(status)] = _refusal(operation, status)
+    return described
+
+
+def _success(operation: Operation) -> dict[str, Any]:
+    if isinstance(operation.answer, str):
+        schema: dict[str, Any] = {"type": "object" if operation.answer == "application/json" else "string"}
+        content = {operation.answer: {"schema": schema}}
+    else:
+        content = {"application/json": {"schema": _reference(operation.answer)}}
+    description = operation.summary
+    if operation.stream:
+        content["text/event-stream"] = {"schema": {"type": "string", "description": operation.stream}}
+        description = "In one piece, or as events if `stream` is true."
+    return {"description": description, "headers": REQUEST_ID, "content": content}
+
+
+def _refusal(operation: Operation, status: int) -> dict[str, Any]:
+    shape = answers.Status if (operation.path, status) == NOT_READY else operation.error
+    headers = {**REQUEST_ID, **RETRY_AFTER} if status in (429, 503) else REQUEST_ID
+    content = {"application/json": {"schema": _reference(shape)}}
+    return {"description": REFUSALS[status], "headers": headers, "content": content}
+
+
+def _reference(kind: type[Any]) -> dict[str, str]:
+    return {"$ref": REF.format(name=kind.__name__)}
