@@ -6,6 +6,7 @@ from typing import Protocol
 
 from services.executor.batch import StepBatch
 from shared.wire.facts import ExecutorLimits, ModelFacts
+from shared.wire.sampling import Constraint
 
 
 @dataclass
@@ -16,6 +17,8 @@ class StepOutput:
     """[S] whatever stands where ``failures`` has an entry is ignored."""
     failures: dict[int, str] = field(default_factory=dict)
     """Index into ``samples`` -> why that lane alone has no token (NaN logits, say). Never holds a request's text."""
+    late: set[int] = field(default_factory=set)
+    """Indices into ``samples`` of lanes whose constraint is not ready: they have no token yet."""
     logprobs: dict[int, bytes] = field(default_factory=dict)
     """Index into ``samples`` -> a record (see ``shared.wire.logprobs``), where asked for and not failed."""
     prompt_logprobs: list[bytes] = field(default_factory=list)
@@ -48,6 +51,9 @@ class Backend(Protocol):
     def run(self, batch: StepBatch) -> StepOutput:
         """Write the KV of the step's tokens, attend through the block tables, sample. Raises StepError."""
         ...
+
+    def prepare(self, constraint: Constraint) -> None:
+        """A request with it was admitted: what is slow about it may begin, and must not be waited for."""
 
     def released(self, lane: int) -> None:
         """A lane was retired. What its blocks hold may be used again, as cached tokens of a later lane."""

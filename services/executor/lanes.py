@@ -141,8 +141,8 @@ class Lanes:
             return
         lanes = np.array([sample.lane for sample in batch.samples], np.int64)
         tokens = np.array(output.tokens, np.int64)
-        if output.failures:
-            failed = list(output.failures)
+        if output.failures or output.late:
+            failed = [*output.failures, *output.late]
             self._failed[lanes[failed]] = True
             lanes, tokens = np.delete(lanes, failed), np.delete(tokens, failed)
         assert ((tokens >= 0) & (tokens < self._facts.vocab_size)).all(), "the backend sampled outside the vocabulary"

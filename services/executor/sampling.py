@@ -16,6 +16,7 @@ from torch import Tensor
 from services.executor import logprobs, penalties
 from services.executor.backend import StepOutput
 from services.executor.batch import SampleRow
+from services.executor.constraints import Masks
 from services.executor.largest import Row, largest
 from shared.wire.sampling import Sampling
 
@@ -41,28 +42,53 @@ def on_host(logits: Tensor, drawing: Sequence[tuple[int, SampleRow]]) -> list[in
     return chosen
 
 
-def sample(logits: Tensor, samples: Sequence[SampleRow], choose: Choose = on_host) -> StepOutput:
+_NO_MASKS = Masks()
+
+
+def sample(
+    logits: Tensor, samples: Sequence[SampleRow], choose: Choose = on_host, masks: Masks = _NO_MASKS
+) -> StepOutput:
     """Choose one token for each of ``samples`` from ``logits`` [S, V], float32 and contiguous, which it may overwrite.
 
-    A row without a usable maximum (NaN, infinities, everything masked) becomes a failure of that row alone.
+    ``masks`` are those of the rows that have constraints. A row without a usable maximum (NaN, infinities, everything
+    masked) becomes a failure of that row alone.
     """
     asking = [(i, row) for i, row in enumerate(samples) if not row.plain]
-    changing = [(i, row) for i, row in asking if penalties.changes(row)]
+    changing = [(i, row) for i, row in asking if penalties.changes(row) and i not in masks.ended]
     telling = [i for i, row in asking if row.sampling.num_logprobs >= 0]
     raw = dict(zip(telling, _host_rows(logits, telling), strict=True))
+    for i in {*(i for i, _ in changing), *masks.allowed} & raw.keys():
+        raw[i] = raw[i].copy()
     if changing:
-        for i, _ in changing:
-            if i in raw:
-                raw[i] = raw[i].copy()
         penalties.apply(logits, changing)
+    if masks.allowed:
+        _forbid(logits, masks)
     chosen = choose(logits, [(i, row) for i, row in asking if row.sampling.temperature > 0])
-    failures = {index: "the logits are not finite" for index, token in enumerate(chosen) if token < 0}
-    output = StepOutput(chosen, failures)
+    failures = {index: _why_none(index, masks) for index, token in enumerate(chosen) if token < 0} | masks.failures
+    output = StepOutput(chosen, failures, masks.late - failures.keys())
     for index, row_logits in raw.items():
-        if index not in failures:
+        if index not in failures and index not in output.late:
             num_logprobs = samples[index].sampling.num_logprobs
             output.logprobs[index] = logprobs.record(row_logits, chosen[index], num_logprobs)
     return output
+
+
+def _forbid(logits: Tensor, masks: Masks) -> None:
+    """Take from each constrained row what its constraint does not allow."""
+    if logits.device.type == "cpu":
+        rows = logits.numpy()
+        for i, allowed in masks.allowed.items():
+            np.copyto(rows[i], -np.inf, where=allowed == 0)
+        return
+    places = torch.tensor(list(masks.allowed), device=logits.device)
+    allowed_rows = torch.from_numpy(np.stack(list(masks.allowed.values()))).to(logits.device)
+    logits[places] = logits[places].masked_fill(allowed_rows == 0, float("-inf"))
+
+
+def _why_none(index: int, masks: Masks) -> str:
+    if index in masks.allowed:
+        return "no token is left that the constraint and the other parameters allow, or the logits are not finite"
+    return "the logits are not finite"
 
 
 def _host_rows(logits: Tensor, places: Sequence[int]) -> list[Row]:

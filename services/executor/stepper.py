@@ -15,6 +15,7 @@ from shared.wire.executor import BatchFailed, BatchPlan, BatchResult, LaneFailur
 
 log = logging.getLogger(__name__)
 
+NOT_READY = "its constraint is still being compiled"
 MAX_DETAIL = 500
 """Characters of an unexpected exception that travel."""
 
@@ -42,6 +43,9 @@ class Stepper:
 
     def step(self, plan: BatchPlan) -> BatchResult | BatchFailed:
         """Apply the plan and run its work as one step."""
+        for admit in plan.admits:
+            if admit.sampling.constraint is not None:
+                self._backend.prepare(admit.sampling.constraint)
         try:
             self.lanes.apply(plan)
             if plan.confirmed < self._last_failed:
@@ -82,11 +86,13 @@ def _result(
     plan: BatchPlan, batch: StepBatch, output: StepOutput, failures: list[LaneFailure], run_us: int
 ) -> BatchResult:
     sampled, sampled_tokens = batch.samples, output.tokens
-    if output.failures:
+    if output.failures or output.late:
+        without = output.failures | dict.fromkeys(output.late, NOT_READY)
         failures = failures + [
-            LaneFailure(sampled[index].lane, sampled[index].seq, detail) for index, detail in output.failures.items()
+            LaneFailure(sampled[index].lane, sampled[index].seq, detail, index in output.late)
+            for index, detail in without.items()
         ]
-        kept = [index for index in range(len(sampled)) if index not in output.failures]
+        kept = [index for index in range(len(sampled)) if index not in without]
         sampled, sampled_tokens = [sampled[index] for index in kept], [sampled_tokens[index] for index in kept]
     return BatchResult(
         epoch=plan.epoch,

@@ -109,6 +109,8 @@ class LaneFailure(Struct, frozen=True, array_like=True):
     lane: U32
     seq: U32
     detail: str
+    later: bool = False
+    """Nothing is wrong: what its sampling needs is not ready yet. Another admission will find it sooner or later."""
 
 
 class LaneLogprobs(Struct, frozen=True, array_like=True):

@@ -8,6 +8,7 @@ import msgspec
 
 from services.executor.backends.fake import FakeBackend
 from services.executor.stepper import Stepper
+from shared import fake_model
 from shared.wire import tokens
 from shared.wire.executor import Admit, BatchResult, Work, batch_plan
 from shared.wire.facts import ExecutorLimits, ModelFacts
@@ -36,7 +37,8 @@ class Undisturbed(NamedTuple):
 @cache
 def undisturbed(prompt: bytes, sampling: Sampling, num_tokens: int, vocab_size: int, context_len: int) -> Undisturbed:
     """What follows a prompt, by an executor of one lane that is never disturbed; stops are not looked at."""
-    facts = ModelFacts("undisturbed", vocab_size, context_len, [], "fake")
+    ends = fake_model.EOS_TOKEN_IDS if vocab_size == fake_model.VOCAB_SIZE else []
+    facts = ModelFacts("undisturbed", vocab_size, context_len, ends, "fake")
     num_blocks = -(-context_len // 4)
     stepper = Stepper(FakeBackend(facts, ExecutorLimits(num_blocks, 4, 1, context_len)))
     blocks = tokens.pack(range(num_blocks))
@@ -106,7 +108,8 @@ class Stream:
         if not self.submit.ignore_eos:
             stops |= set(self.facts.eos_token_ids)
         for index, token in enumerate(output):
-            if token in stops and index >= self.submit.sampling.min_tokens:
+            forced = self.submit.sampling.constraint is not None
+            if token in stops and (forced or index >= self.submit.sampling.min_tokens):
                 return output[: index + 1], "stop"
         return output, "length"
 

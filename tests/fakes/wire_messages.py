@@ -135,7 +135,7 @@ SAMPLES: list[msgspec.Struct] = [
         tokens.pack([0]),
         tokens.pack([16]),
         tokens.pack([70000]),
-        [executor.LaneFailure(2, 5, "NaN")],
+        [executor.LaneFailure(2, 5, "NaN", True)],
         1234,
         [executor.LaneLogprobs(0, 16, 40, _RECORD)],
     ),

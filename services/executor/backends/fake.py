@@ -1,4 +1,5 @@
-"""A backend without torch or a model, whose every token proves the tables right. Needs numpy only.
+"""A backend without torch or a model, whose every token proves the tables right. Needs numpy, and llguidance for
+constraints.
 
 The KV of a token is its id, stored in its slot. The next token is a hash of (seed, all ids of the context), the ids
 being read back through the block table, and slots are poisoned when their block changes hands: any mistake in tables,
@@ -9,18 +10,23 @@ tiny as they like.
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.executor.backend import StepOutput
 from services.executor.backends import fake_faults, fake_ranking
+from services.executor.backends.fake_constrained import constrained_choice
 from services.executor.backends.fake_faults import Faults, Striker
 from services.executor.batch import PromptRow, SampleRow, StepBatch
+from services.executor.constraints import Constraints, Masks
 from services.executor.options import ExecutorOptions
 from shared import fake_model
+from shared.constraints import read_vocabulary
 from shared.wire import tokens
 from shared.wire.facts import MAX_BLOCKS, ExecutorLimits, ModelFacts
+from shared.wire.sampling import Constraint
 
 POISON = -1
 DEFAULT_NUM_BLOCKS = 4096
@@ -47,6 +53,7 @@ class FakeBackend:
         self.numerics = "fake-1"
         self._faults = faults or Faults()
         self._striker = Striker(self._faults.rules)
+        self._constraints = Constraints(facts.vocab_size, partial(read_vocabulary, facts, None))
         self._speaks = facts.vocab_size == fake_model.VOCAB_SIZE
         self._choices = _made_up_choices() if self._speaks else np.arange(facts.vocab_size)
         self._kv = np.full((limits.num_blocks, limits.block_size), POISON, np.int32)
@@ -58,9 +65,14 @@ class FakeBackend:
     def warm_up(self) -> None:
         """Nothing is slow the first time."""
 
+    def prepare(self, constraint: Constraint) -> None:
+        """See ``Backend``."""
+        self._constraints.prepare(constraint)
+
     def released(self, lane: int) -> None:
-        """Its faults are forgotten; what its blocks hold stays."""
+        """Its faults and its constraint are forgotten; what its blocks hold stays."""
         self._striker.forget(lane)
+        self._constraints.released(lane)
 
     def taken(self, blocks: Sequence[int]) -> None:
         """Poison the slots: whoever reads them before writing them is caught."""
@@ -73,8 +85,9 @@ class FakeBackend:
         output = StepOutput([])
         if batch.samples:
             output = self._sample(batch)
-            output.failures = self._striker.strike(batch.samples)
-            for index in output.failures:
+            output.failures |= self._striker.strike(batch.samples)
+            output.late -= output.failures.keys()
+            for index in [*output.failures, *output.late]:
                 output.logprobs.pop(index, None)
         output.prompt_logprobs = [self._prompt_logprobs(batch, prompt) for prompt in batch.prompts]
         self._pace(batch, started)
@@ -100,15 +113,23 @@ class FakeBackend:
             chosen = np.where(open_character, 0x80 + (hashes >> np.uint64(58)).astype(np.int64), chosen)
         picked: list[int] = chosen.tolist()
         output = StepOutput(picked)
+        masks = self._constraints.masks(batch.samples)
+        output.failures, output.late = masks.failures, masks.late
         for index, sample in enumerate(batch.samples):
             if not sample.plain:
-                self._attend_to(sample, index, int(places[index]), output)
+                self._attend_to(sample, index, int(hashes[index]), masks, output)
         return output
 
-    def _attend_to(self, sample: SampleRow, index: int, place: int, output: StepOutput) -> None:
+    def _attend_to(self, sample: SampleRow, index: int, hash_: int, masks: Masks, output: StepOutput) -> None:
         """What a row asks for beyond its most likely token."""
-        sampling, best = sample.sampling, output.tokens[index]
-        if fake_ranking.penalises(sampling):
+        sampling, best, place = sample.sampling, output.tokens[index], hash_ % len(self._choices)
+        if index in masks.allowed:
+            token = constrained_choice(masks.allowed[index], index in masks.ended, best, hash_, sample)
+            if token is None:
+                output.failures[index] = "no token is left that the constraint and the other parameters allow"
+            else:
+                output.tokens[index] = token
+        elif fake_ranking.penalises(sampling):
             ranked = fake_ranking.ranking(self._choices, place, best)
             output.tokens[index] = fake_ranking.penalised_choice(ranked, sample, self.facts.vocab_size)
         elif sample.position - sample.num_prompt < sampling.min_tokens:

@@ -5,6 +5,7 @@ import logging
 import platform
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ import torch
 from services.executor import logprobs, memory, sampling
 from services.executor.backend import Backend, StepError, StepOutput
 from services.executor.batch import PromptRow, SampleRow, StepBatch
+from services.executor.constraints import Constraints
 from services.executor.kernels.choice import choose
 from services.executor.kernels.interface import Kernels, LayerCache
 from services.executor.model import config as model_config
@@ -21,8 +23,9 @@ from services.executor.model import device as devices
 from services.executor.model import end_tokens, weights
 from services.executor.model.llama import Llama, States
 from services.executor.options import ExecutorOptions
+from shared.constraints import read_vocabulary
 from shared.wire.facts import ExecutorLimits, ModelFacts
-from shared.wire.sampling import Sampling
+from shared.wire.sampling import Constraint, Sampling
 
 if TYPE_CHECKING:
     from services.executor.cuda_graphs import DecodeGraphs
@@ -75,6 +78,7 @@ class TorchBackend:
         shape = (num_blocks, options.block_size, config.num_kv_heads, config.head_dim)
         self._caches = [kernels.new_cache(*shape, dtype) for _ in range(config.num_layers)]
         self._choose = _choose_with(kernels)
+        self._constraints = Constraints(config.vocab_size, partial(read_vocabulary, self.facts, folder))
         self._graphs = _decode_graphs(self._model, kernels, self._caches, options, context_len)
         self.limits = ExecutorLimits(num_blocks, options.block_size, options.max_lanes, options.max_step_tokens)
         parts = (weights.digest(opened.files), dtype, self.device, platform.machine(), torch.__version__)
@@ -99,7 +103,10 @@ class TorchBackend:
             with torch.inference_mode():
                 states = self._states(batch)
                 last = batch.query_starts[[sample.row + 1 for sample in batch.samples]] - 1
-                output = sampling.sample(self._model.logits(states, last), batch.samples, self._choose)
+                logits = self._model.logits(states, last)
+                # On a device the masks are made while it computes: nothing before this has waited for it.
+                masks = self._constraints.masks(batch.samples)
+                output = sampling.sample(logits, batch.samples, self._choose, masks)
                 output.prompt_logprobs = [self._prompt_logprobs(states, batch, prompt) for prompt in batch.prompts]
                 return output
         except (MemoryError, torch.OutOfMemoryError) as error:
@@ -125,8 +132,13 @@ class TorchBackend:
             ]
         return b"".join(records)
 
+    def prepare(self, constraint: Constraint) -> None:
+        """See ``Backend``."""
+        self._constraints.prepare(constraint)
+
     def released(self, lane: int) -> None:
-        """Nothing is kept of a lane."""
+        """Only what its constraint had reached is kept of a lane."""
+        self._constraints.released(lane)
 
     def taken(self, blocks: Sequence[int]) -> None:
         """Nothing to do: a block is written before it is read."""

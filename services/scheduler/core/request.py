@@ -192,8 +192,12 @@ class Request:
         return "\n".join([head, *lines])
 
     def stops_with(self, token: int) -> bool:
-        """Whether ``token``, already the last of the output, ends the request."""
-        return token in self.stops and self.num_output > self.submit.sampling.min_tokens
+        """Whether ``token``, already the last of the output, ends the request.
+
+        Where a constraint allows nothing but an end, it comes whatever ``min_tokens`` says.
+        """
+        sampling = self.submit.sampling
+        return token in self.stops and (self.num_output > sampling.min_tokens or sampling.constraint is not None)
 
     def usage(self) -> Usage:
         """Token counts for the terminal delta; the stop token counts."""

@@ -8,7 +8,7 @@ from services.scheduler.core.counters import count
 from services.scheduler.core.lanes import Executor, Lane, Step
 from services.scheduler.core.ledger import Ledger
 from shared.wire import tokens
-from shared.wire.executor import BatchFailed, BatchResult, samples_of
+from shared.wire.executor import BatchFailed, BatchResult, LaneFailure, samples_of
 from shared.wire.gateway import Delta
 from shared.wire.logprobs import Logprobs
 
@@ -57,12 +57,16 @@ def confirm(executor: Executor, step: Step, result: BatchResult, ledger: Ledger)
     _deliver(sampled, new_tokens, result.sample_tokens, told, ledger)
     if told:
         _deliver_prompts(step, told, ledger)
-    for lane, detail in failed:
-        if not lane.closed:
-            ledger.fail(lane.request, detail)
+    for lane, failure in failed:
+        if lane.closed:
+            continue
+        if failure.later:
+            ledger.preempt(lane, failure.detail)
+        else:
+            ledger.fail(lane.request, failure.detail)
 
 
-def _outcomes(step: Step, result: BatchResult) -> tuple[list[Lane], list[tuple[Lane, str]]]:
+def _outcomes(step: Step, result: BatchResult) -> tuple[list[Lane], list[tuple[Lane, LaneFailure]]]:
     """Match samples and failures with the step's rows: the lanes that got a token, in order, and those that failed."""
     if result.sample_lanes == step.sample_lanes and result.sample_seqs == step.sample_seqs and not result.failures:
         if len(result.sample_tokens) != len(step.sample_lanes):
@@ -72,15 +76,15 @@ def _outcomes(step: Step, result: BatchResult) -> tuple[list[Lane], list[tuple[L
         samples = samples_of(result)
     except ValueError as error:
         raise ProtocolViolation(f"step {step.number}: {error}") from error
-    failures = {(failure.lane, failure.seq): failure.detail for failure in result.failures}
+    failures = {(failure.lane, failure.seq): failure for failure in result.failures}
     sampled: list[Lane] = []
-    failed: list[tuple[Lane, str]] = []
+    failed: list[tuple[Lane, LaneFailure]] = []
     for lane in step.samples:
-        detail = failures.pop((lane.number, lane.seq), None)
-        if detail is None:
+        failure = failures.pop((lane.number, lane.seq), None)
+        if failure is None:
             sampled.append(lane)
         else:
-            failed.append((lane, detail))
+            failed.append((lane, failure))
     if failures or [(lane.number, lane.seq) for lane in sampled] != [(row.lane, row.seq) for row in samples]:
         raise ProtocolViolation(f"step {step.number} did not answer each of its samples once, in order")
     return sampled, failed

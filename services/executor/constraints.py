@@ -1,0 +1,165 @@
+"""The constraints of the lanes: which tokens a row may have next. Owned by a backend; no torch.
+
+A row's state is what its output tokens make of its constraint, and nothing else. A matcher per lane merely saves the
+way there: it follows the lane's tokens, and a lane that is admitted anew (preempted, moved, after a loss) begins with a
+copy of the compiled constraint and catches up. Compiling is done in threads of its own, once for each constraint in
+use; a step never waits for it for long.
+"""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+from numpy.typing import NDArray
+
+from services.executor.batch import SampleRow
+from shared.constraints import ConstraintError, compile_constraint
+from shared.wire.sampling import Constraint
+
+Result = TypeVar("Result")
+
+PATIENCE_S = 0.02
+"""How long one step waits for constraints that are still being compiled; what takes longer comes in a later step."""
+OVERDUE_S = 30.0
+"""A constraint that has not been compiled by then fails: gateways let none through that takes a tenth of it."""
+MAX_COMPILED = 256
+"""Compiled constraints that are kept, those in use longest ago first to go."""
+
+Allowed = NDArray[np.uint8]
+"""[V] 1 where a token may come next, else 0."""
+
+
+@dataclass
+class Masks:
+    """What the constraints of a step say, by index into ``StepBatch.samples``."""
+
+    allowed: dict[int, Allowed] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
+    """Of those, where nothing but an end token may follow: no wish for more tokens keeps it from coming."""
+    failures: dict[int, str] = field(default_factory=dict)
+    late: set[int] = field(default_factory=set)
+    """Not compiled yet."""
+
+
+class _Compiled:
+    """A constraint and the thread that compiles it."""
+
+    def __init__(self, constraint: Constraint, vocabulary: Future[LLTokenizer]) -> None:
+        self.begun_at = time.monotonic()
+        self.matcher = _in_thread(lambda: compile_constraint(constraint, vocabulary.result()))
+
+
+@dataclass
+class _Lane:
+    """Where a lane's output has got to."""
+
+    seq: int
+    matcher: LLMatcher
+    num_consumed: int = 0
+
+
+class Constraints:
+    """Of one executor. Called from the compute thread only."""
+
+    def __init__(self, vocab_size: int, read_vocabulary: Callable[[], LLTokenizer]) -> None:
+        """The vocabulary is read, in a thread, when the first constraint comes."""
+        self._vocab_size = vocab_size
+        self._read_vocabulary = read_vocabulary
+        self._vocabulary: Future[LLTokenizer] | None = None
+        self._compiled: OrderedDict[Constraint, _Compiled] = OrderedDict()
+        self._lanes: dict[int, _Lane] = {}
+
+    def prepare(self, constraint: Constraint) -> None:
+        """A request with it was admitted: begin to compile it, unless that was done."""
+        self._of(constraint)
+
+    def released(self, lane: int) -> None:
+        """A lane was retired."""
+        self._lanes.pop(lane, None)
+
+    def masks(self, samples: Iterable[SampleRow]) -> Masks:
+        """What may follow in those rows that have a constraint."""
+        until = time.monotonic() + PATIENCE_S
+        masks = Masks()
+        for index, row in enumerate(samples):
+            if row.plain or row.sampling.constraint is None:
+                continue
+            try:
+                matcher = self._follow(row, until)
+                masks.allowed[index] = _allowed(matcher, self._vocab_size)
+                if matcher.is_stopped():
+                    masks.ended.add(index)
+            except TimeoutError:
+                masks.late.add(index)
+            except ConstraintError as error:
+                masks.failures[index] = str(error)
+        return masks
+
+    def _follow(self, row: SampleRow, until: float) -> LLMatcher:
+        """The row's matcher behind all of its output. Raises ConstraintError, and TimeoutError while it is compiled."""
+        lane = self._lanes.get(row.lane)
+        if lane is None or lane.seq != row.seq:
+            assert row.sampling.constraint is not None
+            lane = _Lane(row.seq, self._await(self._of(row.sampling.constraint), until).deep_copy())
+            self._lanes[row.lane] = lane
+        for token in row.tokens[row.num_prompt + lane.num_consumed :].tolist():
+            # Behind its end a text may have tokens that nobody will see: their step was planned before the end came.
+            if not (lane.matcher.is_stopped() or lane.matcher.consume_token(token)):
+                break
+        lane.num_consumed = row.position - row.num_prompt
+        if lane.matcher.is_error():
+            # Whatever the matcher has to say about it quotes the text.
+            raise ConstraintError("the output does not fit its constraint")
+        return lane.matcher
+
+    def _of(self, constraint: Constraint) -> _Compiled:
+        compiled = self._compiled.get(constraint)
+        if compiled is None:
+            if self._vocabulary is None:
+                self._vocabulary = _in_thread(self._read_vocabulary)
+            compiled = self._compiled[constraint] = _Compiled(constraint, self._vocabulary)
+            if len(self._compiled) > MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(constraint)
+        return compiled
+
+    def _await(self, compiled: _Compiled, until: float) -> LLMatcher:
+        try:
+            return compiled.matcher.result(max(0.0, until - time.monotonic()))
+        except ConstraintError:
+            raise ConstraintError("the constraint cannot be compiled") from None
+        except TimeoutError:
+            if time.monotonic() - compiled.begun_at > OVERDUE_S:
+                raise ConstraintError("the constraint takes too long to compile") from None
+            raise
+
+
+def _allowed(matcher: LLMatcher, vocab_size: int) -> Allowed:
+    """What may come next. Raises ConstraintError."""
+    packed = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+    if matcher.is_error():
+        raise ConstraintError(f"the constraint cannot be followed any further ({matcher.stop_reason()})")
+    allowed: Allowed = np.unpackbits(packed, count=vocab_size, bitorder="little")
+    if not allowed.any():
+        raise ConstraintError("the constraint allows no token")
+    return allowed
+
+
+def _in_thread(work: Callable[[], Result]) -> Future[Result]:
+    """Run ``work`` where nobody waits for it, not even the end of the process."""
+    result: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except Exception as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="constraint", daemon=True).start()
+    return result
