@@ -18,6 +18,8 @@ Switch = Literal["on", "off"]
 Dtype = Literal["auto", "bfloat16", "float32", "float16"]
 Quantization = Literal["none", "int8"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+ToolCallParser = Literal["auto", "hermes", "llama3", "mistral", "none"]
+ReasoningParser = Literal["auto", "none", "think"]
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -180,6 +182,14 @@ ApiKeyFile = Annotated[
 ]
 CorsOrigins = Annotated[
     list[str] | None, option("cors-origin", "Web origin that may call the API from a browser; repeatable; '*' is any.")
+]
+ToolCallParserOption = Annotated[
+    ToolCallParser,
+    option("tool-call-parser", "Format in which the model writes tool calls; auto finds it in the chat template."),
+]
+ReasoningParserOption = Annotated[
+    ReasoningParser,
+    option("reasoning-parser", "Splits <think>...</think> off the text; auto does where the chat template has it."),
 ]
 DebugEndpoints = Annotated[bool, switch("debug-endpoints", "Serve /debug/state.")]
 DrainTimeout = Annotated[

@@ -55,6 +55,8 @@ class UpOptions:
     api_keys: tuple[str, ...]
     api_key_file: str
     cors_origins: tuple[str, ...]
+    tool_call_parser: str
+    reasoning_parser: str
     debug_endpoints: bool
     log_level: str
     drain_timeout_s: float
@@ -178,6 +180,8 @@ def _gateway_arguments(options: UpOptions, http: socket.socket, links: LinkPorts
         api_key_file=options.api_key_file or None,
         drain_timeout=options.drain_timeout_s,
         recovery_timeout=options.recovery_timeout_s,
+        tool_call_parser=options.tool_call_parser,
+        reasoning_parser=options.reasoning_parser,
         seed=options.seed,
     )
     for origin in options.cors_origins:

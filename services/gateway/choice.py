@@ -1,4 +1,4 @@
-"""One choice of one prompt: its tokens become text, stop strings end it, its tokens are counted.
+"""One choice of one prompt: its tokens become text, stop strings end it, its tokens are counted, a parser reads it.
 
 Listens to its stream and tells its ``Generation``. What comes after a stop string appears nowhere: not in the text,
 not in the ids, not in the usage.
@@ -11,10 +11,12 @@ from services.gateway.logprobs import PromptRecords, Record, TokenLogprobs, read
 from services.gateway.streams import Stream, Streams
 from services.gateway.text.detokenizer import Detokenizer
 from services.gateway.text.echo import Echo
+from services.gateway.text.message_parser import MessageParser
+from services.gateway.text.parts import Content, Part, joined
 from services.gateway.text.stops import StopFinder
 from shared.wire.gateway import Delta, Rejected, Submit
 
-Finish = Literal["stop", "length"]
+Finish = Literal["stop", "length", "tool_calls"]
 """All that a client is ever told; everything else is an error."""
 
 
@@ -32,6 +34,13 @@ class Update(NamedTuple):
     """Of ``token_ids``, where asked for; before them of the whole prompt, when it is echoed."""
     stop: str | None = None
     """The stop string that ended it."""
+    parts: Sequence[Part] = ()
+    """What a parser made of the text, if there is one: then ``text`` is empty."""
+
+    @property
+    def told(self) -> Sequence[Part]:
+        """Its text as parts, parsed or not."""
+        return (Content(self.text),) if self.text else self.parts
 
 
 def merged(updates: list[Update]) -> list[Update]:
@@ -48,7 +57,8 @@ def join(updates: Sequence[Update]) -> Update:
     text = "".join(update.text for update in updates)
     token_ids = [token_id for update in updates for token_id in update.token_ids]
     logprobs = tuple(told for update in updates for told in update.logprobs)
-    return Update(last.choice, text, token_ids, last.num_tokens, last.finish, logprobs, last.stop)
+    parts = tuple(joined(part for update in updates for part in update.parts))
+    return Update(last.choice, text, token_ids, last.num_tokens, last.finish, logprobs, last.stop, parts)
 
 
 class ChoiceSink(Protocol):
@@ -82,8 +92,9 @@ class Choice:
         echo: Echo | None = None,
         *,
         prompt_only: bool = False,
+        parser: MessageParser | None = None,
     ) -> None:
-        """``echo`` is told before any token; with ``prompt_only`` nothing else is."""
+        """``echo`` is told before any token; with ``prompt_only`` nothing else is. ``parser`` reads its text."""
         self.index = index
         self.num_tokens = 0
         self.num_cached = 0
@@ -100,6 +111,7 @@ class Choice:
         self._echo = echo
         """Until it is told."""
         self._prompt_only = prompt_only
+        self._parser = parser
         self._prompt_records: PromptRecords | None = None
         if echo is not None and submit.sampling.prompt_logprobs:
             self._prompt_records = PromptRecords(len(echo.prompt), self._num_logprobs)
@@ -171,7 +183,7 @@ class Choice:
             text += self._rest()
             self._finish("stop" if self._stops.stopped else delta.finish, text, token_ids, logprobs)
         elif token_ids:
-            self._sink.updated(self, Update(self.index, text, token_ids, self.num_tokens, None, logprobs))
+            self._update(text, token_ids, logprobs)
 
     def _tell_echo(self, echo: Echo, delta: Delta) -> None:
         """The prompt, once all that is to be told of it is there. Raises ValueError when a token comes before that."""
@@ -197,8 +209,19 @@ class Choice:
     def _finish(self, reason: Finish, text: str, token_ids: list[int], logprobs: list[TokenLogprobs]) -> None:
         self.finish = reason
         self.close("a stop string was found")
-        stop = self._stops.stopped_by
-        self._sink.updated(self, Update(self.index, text, token_ids, self.num_tokens, reason, logprobs, stop))
+        self._update(text, token_ids, logprobs)
+
+    def _update(self, text: str, token_ids: list[int], logprobs: list[TokenLogprobs]) -> None:
+        """Tell the text, or what the parser makes of it."""
+        parts: list[Part] = []
+        if self._parser is not None:
+            parts, text = self._parser.feed(text), ""
+            if self.finish is not None:
+                parts += self._parser.flush()
+                if self.finish == "stop" and self._parser.awaits_results:
+                    self.finish = "tool_calls"
+        told = (text, token_ids, self.num_tokens, self.finish, logprobs, self._stops.stopped_by, parts)
+        self._sink.updated(self, Update(self.index, *told))
 
     def _push(self, text: str) -> str:
         return self._stops.push(text, armed=self.num_tokens > self._submit.sampling.min_tokens)

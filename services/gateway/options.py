@@ -5,6 +5,8 @@ from typing import Literal
 
 from shared.api_keys import ApiKey
 
+FormatName = Literal["auto", "hermes", "llama3", "mistral", "none"]
+
 
 @dataclass(frozen=True)
 class GatewayOptions:
@@ -34,5 +36,9 @@ class GatewayOptions:
     """How long live streams may go on after a request to stop."""
     recovery_timeout_s: float = 60.0
     """How long live streams wait for a scheduler with an executor before they end with an error."""
+    tool_call_parser: FormatName = "auto"
+    """The format in which the model writes tool calls; auto finds it in the chat template."""
+    reasoning_parser: Literal["auto", "none", "think"] = "auto"
+    """Whether thoughts are split off the model's text; auto finds it in the chat template."""
     seed: int | None = None
     """Makes the seeds of requests that bring none repeatable."""

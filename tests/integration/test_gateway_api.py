@@ -107,7 +107,6 @@ BAD_NUMBERS = [
     ("stream_options", {"include_usage": 1}),
     ("best_of", 2),
     ("response_format", {"type": "json_object"}),
-    ("tools", [{"type": "function", "function": {"name": "f"}}]),
 ]
 
 

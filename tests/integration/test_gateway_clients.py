@@ -1,5 +1,7 @@
 """The official openai client against the gateway, its exceptions too."""
 
+from typing import Any
+
 import openai
 import pytest
 
@@ -52,3 +54,27 @@ async def test_its_exceptions() -> None:
         with pytest.raises(openai.InternalServerError, match="no executor") as away:
             await w.openai.completions.create(model="default", prompt="a", stream=True)
         assert away.value.status_code == 503
+
+
+async def test_tool_calls_streamed_and_not() -> None:
+    call = '<tool_call>{"name": "weather", "arguments": {"city": "Bern"}}</tool_call>'
+    function = {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
+    fields: dict[str, Any] = {
+        "model": "default",
+        "messages": MESSAGES,
+        "tools": [{"type": "function", "function": function}],
+    }
+    answer = Answer([*call.encode(), fake_model.IM_END], "stop")
+    async with world(ScriptedScheduler(lambda submit: answer)) as w:
+        choice = (await w.openai.chat.completions.create(**fields)).choices[0]
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content is None
+        told = choice.message.tool_calls[0]
+        assert (told.function.name, told.function.arguments) == ("weather", '{"city": "Bern"}')
+        history = [*MESSAGES, choice.message, {"role": "tool", "tool_call_id": told.id, "content": "sunny"}]
+        assert (await w.openai.chat.completions.create(**{**fields, "messages": history})).choices
+        async with w.openai.chat.completions.stream(**fields) as helper:
+            kinds = [event.type async for event in helper]
+            final = (await helper.get_final_completion()).choices[0].message.tool_calls[0]
+        assert "tool_calls.function.arguments.delta" in kinds
+        assert (final.function.name, final.function.arguments) == ("weather", '{"city": "Bern"}')

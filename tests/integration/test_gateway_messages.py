@@ -112,7 +112,8 @@ async def test_a_history_with_tools_and_thoughts_becomes_a_prompt() -> None:
         submit = w.scheduler.submits[-1]
         assert prompt_of(submit) == (
             "<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\nWeather?<|im_end|>\n"
-            "<|im_start|>assistant\nI look.<|im_end|>\n<|im_start|>tool\nrain<|im_end|>\n"
+            '<|im_start|>assistant\nI look.\n<tool_call>\n{"name": "look", "arguments": {"where": "Ulm"}}\n</tool_call>'
+            "<|im_end|>\n<|im_start|>user\n<tool_response>\nrain\n</tool_response><|im_end|>\n"
             "<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n"
         )
         assert (submit.sampling.top_k, submit.sampling.top_p, submit.sampling.temperature) == (7, 0.5, 0.25)
@@ -261,3 +262,26 @@ async def test_it_is_measured_and_logged_as_any_other(caplog: pytest.LogCaptureF
     assert 'http_requests_total{route="/v1/messages/count_tokens",status="2xx"} 1.0' in metrics
     assert 'time_to_first_token_seconds_count{model_name="fake-model"} 1.0' in metrics
     assert any("/v1/messages 200" in line and "output=6 finish=stop" in line for line in caplog.messages)
+
+
+THINKS_AND_CALLS = (
+    "<think>hm</think>I look.\n"
+    '<tool_call>{"name": "look", "arguments": {"where": "Ulm"}}</tool_call>'
+    '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+)
+LOOK: Any = {"name": "look", "description": "Looks.", "input_schema": {"type": "object", "properties": {}}}
+
+
+async def test_thoughts_and_calls_are_blocks_of_their_own() -> None:
+    async with serving(says(THINKS_AND_CALLS), reasoning_parser="think") as (_, client):
+        fields: dict[str, Any] = {**ASK, "tools": [LOOK], "max_tokens": 500}
+        whole = await client.messages.create(**fields)
+        async with client.messages.stream(**fields) as stream:
+            streamed = await stream.get_final_message()
+        for message in (whole, streamed):
+            thoughts, text, *calls = message.content
+            assert (thoughts.type, thoughts.thinking) == ("thinking", "hm")
+            assert (text.type, text.text) == ("text", "I look.")
+            assert [(call.name, call.input) for call in calls] == [("look", {"where": "Ulm"}), ("look", {})]
+            assert len({call.id for call in calls}) == 2
+            assert message.stop_reason == "tool_use"

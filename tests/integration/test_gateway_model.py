@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from services.gateway.text.chat_template import chat_prompt
+from services.gateway.text.chat_prompt import encoded, rendered
+from services.gateway.text.chat_template import Conversation
 from services.gateway.text.detokenizer import detokenizer
 from services.gateway.text.stops import StopFinder
 from services.gateway.text.tokenizer import Tokenizer
@@ -58,8 +59,8 @@ print(json.dumps([chat, [tokenizer(text).input_ids for text in texts]]))
     )
     chat, plain = json.loads(done.stdout)
     messages = [{"role": "user", "content": TEXTS[0]}, {"role": "assistant", "content": TEXTS[1]}]
-    flags = {"add_generation_prompt": True, "continue_final": False, "add_special_tokens": False}
-    assert chat_prompt(tokenizer, messages, max_tokens=1000, **flags) == chat
+    text = rendered(tokenizer.chat_template(), Conversation(messages))
+    assert encoded(tokenizer, text, add_special_tokens=False, max_tokens=1000).ids == chat
     assert [tokenizer.encode(text, add_special_tokens=True) for text in TEXTS] == plain
 
 

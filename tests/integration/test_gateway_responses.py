@@ -121,9 +121,11 @@ async def test_a_history_with_tools_and_thoughts_becomes_a_prompt() -> None:
         submit = w.scheduler.submits[-1]
         assert prompt_of(submit) == (
             "<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\nWeather?<|im_end|>\n"
-            "<|im_start|>assistant\nI look.<|im_end|>\n<|im_start|>tool\nrain<|im_end|>\n"
-            "<|im_start|>assistant\n<|im_end|>\n<|im_start|>tool\nsun<|im_end|>\n"
-            "<|im_start|>developer\nDecide.<|im_end|>\n<|im_start|>assistant\n"
+            '<|im_start|>assistant\nI look.\n<tool_call>\n{"name": "look", "arguments": {"where": "Ulm"}}\n</tool_call>'
+            "<|im_end|>\n<|im_start|>user\n<tool_response>\nrain\n</tool_response><|im_end|>\n"
+            '<|im_start|>assistant\n<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+            "<|im_end|>\n<|im_start|>user\n<tool_response>\nsun\n</tool_response><|im_end|>\n"
+            "<|im_start|>system\nDecide.<|im_end|>\n<|im_start|>assistant\n"
         )
         assert (submit.sampling.temperature, submit.sampling.top_p) == (0.25, 0.5)
         assert submit.sampling.num_logprobs == -1
@@ -248,3 +250,22 @@ async def test_it_is_measured_and_logged_as_any_other(caplog: pytest.LogCaptureF
             metrics = (await w.http.get("/metrics")).text
     assert 'http_requests_total{route="/v1/responses",status="2xx"} 1.0' in metrics
     assert any("/v1/responses 200" in line and "output=6 finish=stop" in line for line in caplog.messages)
+
+
+async def test_thoughts_and_calls_are_items_of_their_own() -> None:
+    text = '<think>hm</think>I look. <tool_call>{"name": "look", "arguments": {"where": "Ulm"}}</tool_call>'
+    tools: Any = [{"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}]
+    async with world(ScriptedScheduler(says(text)), reasoning_parser="think") as w:
+        fields: dict[str, Any] = {"model": "default", "input": "Weather?", "tools": tools}
+        whole = await w.openai.responses.create(**fields)
+        async with w.openai.responses.stream(**fields) as stream:
+            names = [event.type async for event in stream]
+            streamed = await stream.get_final_response()
+        assert names.count("response.function_call_arguments.delta") == len('{"where": "Ulm"}')
+        for response in (whole, streamed):
+            thoughts, said, call = response.output
+            assert (thoughts.type, said.type, call.type) == ("reasoning", "message", "function_call")
+            assert thoughts.content[0].text == "hm"
+            assert response.output_text == "I look."
+            assert (call.name, call.arguments) == ("look", '{"where": "Ulm"}')
+            assert call.call_id.startswith("call_")

@@ -25,6 +25,7 @@ from services.gateway.ids import new_id
 from services.gateway.shapes.shape import Outline, Shape
 from services.gateway.text.detokenizer import detokenizer
 from services.gateway.text.echo import Echo
+from services.gateway.text.message_parser import PLAIN, MessageFormat
 from services.gateway.usage import Usage
 from shared.wire.facts import ModelFacts
 
@@ -51,8 +52,12 @@ class Answer:
         shape_of: ShapeOf,
         id_prefix: str,
         echoes: Sequence[Echo] | None = None,
+        message_format: MessageFormat = PLAIN,
     ) -> None:
-        """``echoes``: of each prompt, if any. Raises ApiError (400) for what the model's facts do not allow."""
+        """``echoes``: of each prompt, if any. ``message_format``: how its text is to be read.
+
+        Raises ApiError (400) for what the model's facts do not allow.
+        """
         most_choices = min(MAX_CHOICES_IN_ALL, settings.tenant.most_choices or MAX_CHOICES_IN_ALL)
         if len(prompts) * settings.n > most_choices:
             raise invalid(f"n times the number of prompts must not be above {most_choices}", "n")
@@ -64,6 +69,8 @@ class Answer:
         self._settings = settings
         self._prompts = prompts
         self._echoes = echoes
+        self._format = message_format
+        self._kept_ids = gateway.tokenizer.ids_of(message_format.markers)
         self._id = id_prefix + new_id()
         choices = [self._choice(index, facts) for index in range(len(prompts) * settings.n)]
         self._usage = Usage(prompts, choices, settings.n)
@@ -76,9 +83,15 @@ class Answer:
         prompt = self._prompts[index // settings.n]
         group = f"{self._id}-{index // settings.n}" if settings.n > 1 else ""
         submit = settings.submit(f"{self._id}-{index}", prompt, index % settings.n, facts, group)
-        text = detokenizer(self._gateway.tokenizer, prompt, skip_special_tokens=settings.skip_special_tokens)
+        text = detokenizer(
+            self._gateway.tokenizer,
+            prompt,
+            skip_special_tokens=settings.skip_special_tokens,
+            kept_ids=self._kept_ids,
+        )
         echo = self._echoes[index // settings.n] if self._echoes is not None else None
-        return Choice(index, text, settings.stops, submit, echo, prompt_only=settings.prompt_only)
+        parser = self._format.parser()
+        return Choice(index, text, settings.stops, submit, echo, prompt_only=settings.prompt_only, parser=parser)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Generate and send. The requests of the choices are over when this returns, however it returns."""

@@ -1,5 +1,7 @@
 """``POST /v1/chat/completions``, and what every other endpoint that answers a conversation does with it."""
 
+from typing import Any
+
 from starlette.requests import Request
 
 from services.gateway.api.answer import Answer, ShapeOf
@@ -8,9 +10,12 @@ from services.gateway.api.errors import invalid
 from services.gateway.api.prompts import messages_of
 from services.gateway.api.schema import ChatRequest, parse
 from services.gateway.api.settings import prompt_too_long, settings_of
+from services.gateway.api.tools import ToolUse, tool_use_of
 from services.gateway.gateway import Gateway
 from services.gateway.shapes.chunks import ChatChunks
-from services.gateway.text.chat_template import TemplateError, chat_prompt
+from services.gateway.text.chat_prompt import ChatPrompt, TemplateError, encoded, rendered
+from services.gateway.text.chat_template import RESERVED, Conversation
+from services.gateway.text.message_parser import MessageFormat
 from services.gateway.text.tokenizer import TooLong
 from shared.wire.facts import ModelFacts
 
@@ -26,26 +31,21 @@ async def answer_chat(request: Request, fields: ChatRequest, shape_of: ShapeOf, 
     gateway.check_model(fields.model)
     facts = gateway.facts()
     settings = settings_of(fields, facts, gateway.new_seed(), tenant_of(request))
-    prompt = await encode_chat(gateway, fields, facts)
-    return Answer(gateway, settings, [prompt], facts, shape_of, id_prefix)
+    tool_use = tool_use_of(fields)
+    prompt = await encode_chat(gateway, fields, facts, tool_use)
+    message_format = _message_format(gateway, tool_use, inside=prompt.inside)
+    return Answer(gateway, settings, [prompt.ids], facts, shape_of, id_prefix, message_format=message_format)
 
 
-async def encode_chat(gateway: Gateway, fields: ChatRequest, facts: ModelFacts) -> list[int]:
+async def encode_chat(gateway: Gateway, fields: ChatRequest, facts: ModelFacts, tool_use: ToolUse | None) -> ChatPrompt:
     """Token ids of the conversation. Raises ApiError (400)."""
-    messages = messages_of(fields.messages)
-    continue_final = bool(fields.continue_final_message)
-    if continue_final and fields.add_generation_prompt:
-        raise invalid("continue_final_message and add_generation_prompt exclude each other", "continue_final_message")
+    conversation = _conversation(fields, tool_use)
+    add_special_tokens = bool(fields.add_special_tokens)
 
-    def encode() -> list[int]:
-        return chat_prompt(
-            gateway.tokenizer,
-            messages,
-            add_generation_prompt=not continue_final and fields.add_generation_prompt is not False,
-            continue_final=continue_final,
-            add_special_tokens=bool(fields.add_special_tokens),
-            max_tokens=facts.context_len,
-        )
+    def encode() -> ChatPrompt:
+        template = gateway.tokenizer.chat_template(with_tools=tool_use is not None)
+        text = rendered(template, conversation)
+        return encoded(gateway.tokenizer, text, add_special_tokens=add_special_tokens, max_tokens=facts.context_len)
 
     try:
         return await gateway.in_thread(encode)
@@ -53,3 +53,42 @@ async def encode_chat(gateway: Gateway, fields: ChatRequest, facts: ModelFacts) 
         raise invalid(str(error), "messages") from None
     except TooLong as error:
         raise prompt_too_long(error.num_tokens, facts) from None
+
+
+def _conversation(fields: ChatRequest, tool_use: ToolUse | None) -> Conversation:
+    """Raises ApiError (400)."""
+    continue_final = bool(fields.continue_final_message)
+    if continue_final and fields.add_generation_prompt:
+        raise invalid("continue_final_message and add_generation_prompt exclude each other", "continue_final_message")
+    return Conversation(
+        messages=messages_of(fields.messages),
+        functions=tool_use.functions if tool_use is not None else [],
+        add_generation_prompt=not continue_final and fields.add_generation_prompt is not False,
+        continue_final=continue_final,
+        variables=_variables(fields.chat_template_kwargs or {}),
+    )
+
+
+def _variables(variables: dict[str, Any]) -> dict[str, Any]:
+    for name in variables:
+        if name in RESERVED or not name.isidentifier():
+            raise invalid(f"chat_template_kwargs must not set {name[:64]!r}", "chat_template_kwargs")
+    return variables
+
+
+def _message_format(gateway: Gateway, tool_use: ToolUse | None, *, inside: bool) -> MessageFormat:
+    """How the answer is to be read. Raises ApiError (400) where tool calls cannot be."""
+    reasoning = gateway.splits_reasoning
+    if tool_use is None:
+        return MessageFormat(reasoning=reasoning, inside=inside)
+    if gateway.tool_format is None:
+        raise invalid("this server takes no tool calls from its model (see --tool-call-parser)", "tools")
+    if tool_use.mode != "auto":
+        raise invalid("a tool_choice that forces a call is not supported", "tool_choice")
+    return MessageFormat(
+        tools=gateway.tool_format,
+        names=frozenset(tool_use.allowed),
+        parallel=tool_use.parallel,
+        reasoning=reasoning,
+        inside=inside,
+    )

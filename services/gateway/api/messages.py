@@ -10,6 +10,7 @@ from services.gateway.api.messages_request import CountTokensRequest, MessagesRe
 from services.gateway.api.ops import json_response
 from services.gateway.api.refusals import MESSAGES
 from services.gateway.api.schema import ChatRequest, checked, parse
+from services.gateway.api.tools import tool_use_of
 from services.gateway.shapes.messages import Messages
 
 
@@ -24,5 +25,5 @@ async def count_tokens(request: Request) -> Response:
     gateway = gateway_of(request)
     fields = checked(chat_fields(parse(await request.body(), CountTokensRequest, MESSAGES)), ChatRequest)
     gateway.check_model(fields.model)
-    prompt = await encode_chat(gateway, fields, gateway.facts())
-    return json_response({"input_tokens": len(prompt)})
+    prompt = await encode_chat(gateway, fields, gateway.facts(), tool_use_of(fields))
+    return json_response({"input_tokens": len(prompt.ids)})

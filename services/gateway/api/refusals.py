@@ -30,9 +30,9 @@ NEUTRAL: Neutral = {
     "bad_words": _nothing,
     "best_of": _is(1),
     "chat_template": _nothing,
-    "chat_template_kwargs": _nothing,
     "documents": _nothing,
     "echo": _is(False),
+    "function_call": _is("none", "auto"),
     "functions": _nothing,
     "guided_choice": _nothing,
     "guided_grammar": _nothing,
@@ -45,7 +45,6 @@ NEUTRAL: Neutral = {
     "response_format": _plain_text,
     "structured_outputs": _nothing,
     "suffix": _nothing,
-    "tools": _nothing,
     "top_logprobs": _zero,
     "truncate_prompt_tokens": _nothing,
     "use_beam_search": _is(False),
@@ -54,9 +53,7 @@ NEUTRAL: Neutral = {
 """Of chat and completions. ``echo`` is refused in chat, ``top_logprobs`` in completions: the other has them."""
 
 IGNORED = frozenset(NEUTRAL) | {
-    "function_call",
     "metadata",
-    "parallel_tool_calls",
     "prediction",
     "prompt_cache_key",
     "prompt_cache_retention",
@@ -65,7 +62,6 @@ IGNORED = frozenset(NEUTRAL) | {
     "safety_identifier",
     "service_tier",
     "store",
-    "tool_choice",
     "user",
     "verbosity",
 }
@@ -121,6 +117,6 @@ def refuse_unsupported(fields: dict[str, Any], refused: Neutral) -> None:
     """Raise ApiError (400) for the first field, by name, whose value asks for what is not there."""
     for name in sorted(fields.keys() & refused.keys()):
         value = fields[name]
-        if value is None or refused[name](value) or (name == "tools" and fields.get("tool_choice") == "none"):
+        if value is None or refused[name](value):
             continue
         raise invalid(f"{name} is not supported", name, "unsupported_parameter")

@@ -85,6 +85,11 @@ class ChatRequest(GenerationRequest, kw_only=True):
     continue_final_message: bool | None = None
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
+    tools: Any = None
+    """With ``tool_choice`` see ``services.gateway.api.tools``."""
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 Schema = TypeVar("Schema", bound=Struct)

@@ -13,6 +13,7 @@ from services.gateway.api.ops import json_response
 from services.gateway.api.prompts import check_token_ids
 from services.gateway.api.refusals import TOKENIZE
 from services.gateway.api.schema import ChatRequest, checked, parse
+from services.gateway.api.tools import tool_use_of
 from services.gateway.gateway import Gateway
 from services.gateway.text.tokenizer import TooLong
 
@@ -79,7 +80,7 @@ async def _encode(gateway: Gateway, fields: TokenizeRequest) -> list[int]:
 
 async def _encode_chat(gateway: Gateway, fields: TokenizeRequest) -> list[int]:
     chat = checked({name: getattr(fields, name) for name in CHAT_FIELDS}, ChatRequest)
-    return await encode_chat(gateway, chat, gateway.facts())
+    return (await encode_chat(gateway, chat, gateway.facts(), tool_use_of(chat))).ids
 
 
 async def detokenize(request: Request) -> Response:

@@ -12,6 +12,7 @@ import msgspec
 from services.gateway.choice import Finish, Update
 from services.gateway.logprobs import TokenLogprobs, chat_shape
 from services.gateway.shapes.shape import Outline
+from services.gateway.text.parts import Arguments, CallStart, Content, Part, Reasoning
 
 Kind = Literal["text", "reasoning", "call"]
 
@@ -22,8 +23,9 @@ class Block:
 
     kind: Kind
     index: int
+    call_id: str = ""
     name: str = ""
-    """Of the function, if it is a call."""
+    """Both if it is a call: the name is the function's."""
     pieces: list[str] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
     """Of its tokens, where asked for."""
@@ -69,10 +71,21 @@ class Blocks(ABC):
 
     def _update(self, update: Update) -> Iterator[bytes]:
         self._held.extend(update.logprobs)
-        if update.text:
-            yield from self._grow("text", update.text)
+        for part in update.told:
+            yield from self._take(part)
         if update.finish is not None:
             self._finish, self._stop = update.finish, update.stop
+
+    def _take(self, part: Part) -> Iterator[bytes]:
+        match part:
+            case Content(text):
+                yield from self._grow("text", text)
+            case Reasoning(text):
+                yield from self._grow("reasoning", text)
+            case CallStart(_, call_id, name):
+                yield from self._turn_to("call", call_id, name)
+            case Arguments(_, text):
+                yield from self._grow("call", text)
 
     def _grow(self, kind: Kind, text: str) -> Iterator[bytes]:
         if self._open is None or self._open.kind != kind:
@@ -81,9 +94,9 @@ class Blocks(ABC):
         self._open.pieces.append(text)
         yield self._grown(self._open, text, self._take_logprobs(self._open))
 
-    def _turn_to(self, kind: Kind, name: str = "") -> Iterator[bytes]:
+    def _turn_to(self, kind: Kind, call_id: str = "", name: str = "") -> Iterator[bytes]:
         yield from self._close()
-        self._open = Block(kind, len(self._blocks), name)
+        self._open = Block(kind, len(self._blocks), call_id, name)
         self._blocks.append(self._open)
         yield from self._opened(self._open)
 

@@ -12,6 +12,7 @@ import msgspec
 from services.gateway.api.errors import ApiError
 from services.gateway.choice import Update
 from services.gateway.logprobs import TokenLogprobs, chat_shape, completion_shape
+from services.gateway.shapes.chat_message import delta_of, message_of
 from services.gateway.shapes.shape import KEEP_ALIVE, Outline
 
 DONE = b"data: [DONE]\n\n"
@@ -24,6 +25,8 @@ class Chunks(ABC):
 
     object_name: ClassVar[str]
     chunk_name: ClassVar[str]
+    empty_body: ClassVar[bytes]
+    """Of the chunk that carries the finish reason."""
     keep_alive = KEEP_ALIVE
 
     def __init__(self, outline: Outline) -> None:
@@ -70,12 +73,12 @@ class Chunks(ABC):
             self._held_ids.setdefault(index, []).extend(update.token_ids)
         if update.logprobs:
             self._held_logprobs.setdefault(index, []).extend(update.logprobs)
-        if update.text:
-            part = self._text(head, update.text, self._logprobs(index))
-            yield b"".join([*part, b"null", self._ids(index), b"}]", *self._tail()])
+        for body in self._bodies(update):
+            told = (b',"logprobs":', self._logprobs(index), b',"finish_reason":null')
+            yield b"".join([head, body, *told, self._ids(index), b"}]", *self._tail()])
         if update.finish is not None:
-            part = self._end(head, self._logprobs(index))
-            yield b"".join([*part, b'"%s"' % update.finish.encode(), self._ids(index), b"}]", *self._tail()])
+            told = (b',"logprobs":', self._logprobs(index), b',"finish_reason":"%s"' % update.finish.encode())
+            yield b"".join([head, self.empty_body, *told, self._ids(index), b"}]", *self._tail()])
 
     def _logprobs(self, index: int) -> bytes:
         if not self._with_logprobs:
@@ -102,12 +105,8 @@ class Chunks(ABC):
         """The events before a choice's first text."""
 
     @abstractmethod
-    def _text(self, head: bytes, text: str, logprobs: bytes) -> tuple[bytes, ...]:
-        """From ``head`` to ``"finish_reason":``."""
-
-    @abstractmethod
-    def _end(self, head: bytes, logprobs: bytes) -> tuple[bytes, ...]:
-        """As ``_text``, of the chunk that carries the finish reason."""
+    def _bodies(self, update: Update) -> Iterable[bytes]:
+        """What a choice says now, as it stands between its index and its logprobs: one chunk each."""
 
     # Whole.
 
@@ -145,6 +144,7 @@ class ChatChunks(Chunks):
 
     object_name = "chat.completion"
     chunk_name = "chat.completion.chunk"
+    empty_body = b'"delta":{}'
 
     def _opening(self, index: int, head: bytes) -> Iterable[bytes]:
         if self._settings.return_token_ids:
@@ -152,14 +152,13 @@ class ChatChunks(Chunks):
         role = b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
         yield b"".join([head, role, *self._tail()])
 
-    def _text(self, head: bytes, text: str, logprobs: bytes) -> tuple[bytes, ...]:
-        return (head, b'"delta":{"content":', _json(text), b'},"logprobs":', logprobs, b',"finish_reason":')
-
-    def _end(self, head: bytes, logprobs: bytes) -> tuple[bytes, ...]:
-        return (head, b'"delta":{},"logprobs":', logprobs, b',"finish_reason":')
+    def _bodies(self, update: Update) -> Iterable[bytes]:
+        if update.text:
+            return (b'"delta":{"content":%s}' % _json(update.text),)
+        return [b'"delta":%s' % _json(delta_of(part)) for part in update.parts]
 
     def _content(self, update: Update) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": update.text, "refusal": None}}
+        return {"message": message_of(update.told)}
 
     def _logprobs_of(self, told: Sequence[TokenLogprobs]) -> dict[str, Any]:
         return chat_shape(told, self._outline.spell)
@@ -172,17 +171,15 @@ class CompletionChunks(Chunks):
     """Of ``/v1/completions``: text, then an empty text with the finish reason."""
 
     object_name = chunk_name = "text_completion"
+    empty_body = b'"text":""'
 
     def _opening(self, index: int, head: bytes) -> Iterable[bytes]:
         if self._settings.return_token_ids:
             ids = b'"text":"","logprobs":null,"finish_reason":null,' + self._prompt_ids(index)[:-1]
             yield b"".join([head, ids, b"}]", *self._tail()])
 
-    def _text(self, head: bytes, text: str, logprobs: bytes) -> tuple[bytes, ...]:
-        return (head, b'"text":', _json(text), b',"logprobs":', logprobs, b',"finish_reason":')
-
-    def _end(self, head: bytes, logprobs: bytes) -> tuple[bytes, ...]:
-        return (head, b'"text":"","logprobs":', logprobs, b',"finish_reason":')
+    def _bodies(self, update: Update) -> Iterable[bytes]:
+        return (b'"text":%s' % _json(update.text),) if update.text else ()
 
     def _content(self, update: Update) -> dict[str, Any]:
         return {"text": update.text}

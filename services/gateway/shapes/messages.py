@@ -7,7 +7,6 @@ import msgspec
 
 from services.gateway.api.errors import ApiError
 from services.gateway.shapes.blocks import Block, Blocks, event
-from services.gateway.shapes.shape import Outline
 
 PING = event("ping", {})
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -17,10 +16,6 @@ class Messages(Blocks):
     """A ``Shape``: content blocks, no ``[DONE]``."""
 
     keep_alive = PING
-
-    def __init__(self, outline: Outline) -> None:
-        super().__init__(outline)
-        self._key = outline.answer_id.removeprefix("msg_")
 
     def opening(self) -> bytes:
         """See ``Shape``. What of the prompt was cached is not known yet."""
@@ -84,8 +79,7 @@ class Messages(Blocks):
             case "reasoning":
                 return {"type": "thinking", "thinking": block.text, "signature": ""}
             case "call":
-                call_id = f"toolu_{self._key}{block.index}"
-                return {"type": "tool_use", "id": call_id, "name": block.name, "input": _object(block.text)}
+                return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": _object(block.text)}
 
     def _usage(self) -> dict[str, int]:
         """Anthropic counts what was found in the cache apart from the rest of the input."""

@@ -103,8 +103,7 @@ class Responses(Blocks):
             case "reasoning":
                 return {**item, "type": "reasoning", "summary": [], "content": [self._part(block)]}
             case "call":
-                call_id = f"call_{self._key}{block.index}"
-                called = {"call_id": call_id, "name": block.name, "arguments": block.text}
+                called = {"call_id": block.call_id, "name": block.name, "arguments": block.text}
                 return {**item, "type": "function_call", **called}
 
     def _part(self, block: Block) -> dict[str, Any]:

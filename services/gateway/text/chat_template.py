@@ -1,38 +1,109 @@
-"""A conversation to the prompt's token ids, through the model's own template. Called in a thread by the chat endpoint.
+"""A conversation as the text of a prompt, by a chat template: code in Jinja that comes with a model. Pure.
 
-A template is code of the model: whatever it raises says that it does not take these messages, which is the client's
-to mend. A rendered template spells all special tokens itself, so none are added when it is tokenized.
+What templates differ in is evened out here: some know no tools, some no developer, some take a call's arguments as
+text. Called by ``services.gateway.text.chat_prompt``. The sandbox and the variables are those of transformers.
 """
 
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
-from services.gateway.text.tokenizer import Tokenizer
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from services.gateway.text.tool_calls.formats import takes_tools
+from services.gateway.text.tool_prompt import with_tools
+
+RESERVED = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversations",
+        "documents",
+        "messages",
+        "return_assistant_tokens_mask",
+        "tools",
+    }
+)
+"""Variables of a template that no request may set by name."""
 
 
-class TemplateError(ValueError):
-    """The template does not take the messages; says why. May quote them."""
+@dataclass(frozen=True)
+class Conversation:
+    """What a template is given."""
+
+    messages: list[dict[str, Any]]
+    """At least one; each with a role, and content that is a string. Arguments of tool calls are objects."""
+    functions: list[dict[str, Any]] = field(default_factory=list)
+    """That the model may call: each with a name, a description and parameters, a JSON schema."""
+    add_generation_prompt: bool = True
+    continue_final: bool = False
+    variables: dict[str, Any] = field(default_factory=dict)
+    """Whatever else the template is to see; no name is reserved."""
 
 
-def chat_prompt(
-    tokenizer: Tokenizer,
-    messages: list[dict[str, Any]],
-    *,
-    add_generation_prompt: bool,
-    continue_final: bool,
-    add_special_tokens: bool,
-    max_tokens: int,
-) -> list[int]:
-    """Token ids of the whole conversation, at least one. Raises TemplateError, or TooLong above ``max_tokens``."""
-    if not tokenizer.has_chat_template:
-        raise TemplateError("the model has no chat template; use /v1/completions")
-    try:
-        text = tokenizer.render_chat(
-            messages, add_generation_prompt=add_generation_prompt, continue_final=continue_final
-        )
-    except Exception as error:
-        detail = str(error).split("\n")[0][:500] or type(error).__name__
-        raise TemplateError(f"the chat template does not take these messages: {detail}") from None
-    ids = tokenizer.encode(text, add_special_tokens=add_special_tokens, max_tokens=max_tokens)
-    if not ids:
-        raise TemplateError("the chat template made an empty prompt of these messages")
-    return ids
+class ChatTemplate:
+    """One template. Rendering is slow, and may raise anything: it runs the model's code."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, Any]) -> None:
+        """``special_tokens``: variables such as ``bos_token``."""
+        self.source = source
+        self.special_tokens = dict(special_tokens)
+
+    def render(self, conversation: Conversation) -> str:
+        """The prompt's text, special tokens spelled out."""
+        tools = [{"type": "function", "function": function} for function in conversation.functions]
+        messages = [self._message(message) for message in conversation.messages]
+        if takes_tools(self.source):
+            return self._rendered(messages, conversation, tools or None)
+        return self._rendered(with_tools(messages, tools), conversation, None)
+
+    def _message(self, message: dict[str, Any]) -> dict[str, Any]:
+        if message["role"] == "developer" and "developer" not in self.source:
+            return {**message, "role": "system"}
+        if message.get("tool_calls") and takes_tools(self.source) and self._writes_arguments_as_they_are:
+            return {**message, "tool_calls": [_with_text_arguments(call) for call in message["tool_calls"]]}
+        return message
+
+    @cached_property
+    def _writes_arguments_as_they_are(self) -> bool:
+        """Whether it fails on arguments that are an object, or writes them as Python would: it wants their JSON."""
+        try:
+            return str(_PROBE_ARGUMENTS) in self._rendered(_PROBE, Conversation(_PROBE), None)
+        except Exception:
+            return True
+
+    def _rendered(
+        self, messages: list[dict[str, Any]], conversation: Conversation, tools: list[dict[str, Any]] | None
+    ) -> str:
+        texts: list[str] = render_jinja_template(
+            conversations=[messages],
+            tools=list(tools) if tools is not None else None,
+            chat_template=self.source,
+            add_generation_prompt=conversation.add_generation_prompt,
+            continue_final_message=conversation.continue_final,
+            **{**self.special_tokens, **conversation.variables},
+        )[0]  # type: ignore[assignment]  # a pair, whatever its annotation says
+        return texts[0]
+
+
+_PROBE_ARGUMENTS = {"probe": "x"}
+_PROBE: list[dict[str, Any]] = [
+    {"role": "user", "content": "x"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {"id": "123456789", "type": "function", "function": {"name": "f", "arguments": _PROBE_ARGUMENTS}}
+        ],
+    },
+    {"role": "tool", "name": "f", "tool_call_id": "123456789", "content": "x"},
+]
+"""A conversation that every template which knows of tools can write."""
+
+
+def _with_text_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}

@@ -54,19 +54,21 @@ class WindowDetokenizer:
     huggingface/text-generation-inference and vLLM.)
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], *, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], skipped_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
-        self._skip_special_tokens = skip_special_tokens
-        self._window = list(prompt[-CONTEXT_IDS:])
+        self._skipped_ids = skipped_ids
+        self._window = [token_id for token_id in prompt[-CONTEXT_IDS:] if token_id not in skipped_ids]
         self._num_told = len(self._window)
 
     def decode(self, token_id: int) -> str:
         """See ``Detokenizer``."""
+        if token_id in self._skipped_ids:
+            return ""
         self._window.append(token_id)
         num_held = len(self._window) - self._num_told
         told, text = self._texts()
         if text == told and num_held == 1:
-            self._window.pop()  # no text of its own (a skipped special token): no use as context for the next one
+            self._window.pop()  # no text of its own: no use as context for the next one
             return ""
         if text.endswith(REPLACEMENT) and num_held < MAX_HELD_IDS:
             return ""
@@ -81,14 +83,20 @@ class WindowDetokenizer:
         return text[len(told) :]
 
     def _texts(self) -> tuple[str, str]:
-        told = self._tokenizer.decode(self._window[: self._num_told], skip_special_tokens=self._skip_special_tokens)
-        text = self._tokenizer.decode(self._window, skip_special_tokens=self._skip_special_tokens)
+        told = self._tokenizer.decode(self._window[: self._num_told], skip_special_tokens=False)
+        text = self._tokenizer.decode(self._window, skip_special_tokens=False)
         return told, text
 
 
-def detokenizer(tokenizer: Tokenizer, prompt: Sequence[int], *, skip_special_tokens: bool) -> Detokenizer:
-    """The detokenizer that suits the tokenizer, at the start of an output."""
+def detokenizer(
+    tokenizer: Tokenizer,
+    prompt: Sequence[int],
+    *,
+    skip_special_tokens: bool,
+    kept_ids: frozenset[int] = frozenset(),
+) -> Detokenizer:
+    """The detokenizer that suits the tokenizer, at the start of an output. ``kept_ids`` have text whatever they are."""
+    skipped_ids = tokenizer.special_ids - kept_ids if skip_special_tokens else frozenset()
     if tokenizer.is_byte_level:
-        skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
-        return ByteDetokenizer(tokenizer.token_bytes, skipped)
-    return WindowDetokenizer(tokenizer, prompt, skip_special_tokens=skip_special_tokens)
+        return ByteDetokenizer(tokenizer.token_bytes, skipped_ids)
+    return WindowDetokenizer(tokenizer, prompt, skipped_ids)

@@ -7,12 +7,14 @@ for what a model folder means (special tokens, chat template) and tokenizers for
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
+
+from services.gateway.text.chat_template import ChatTemplate
 
 WORD_START = "\u2581"
 """How vocabularies that are not byte-level write a space before a word."""
@@ -43,6 +45,7 @@ class Tokenizer:
         added = self._backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         """Ids left out of a text when special tokens are skipped."""
+        self._chat_templates: dict[str, ChatTemplate] = {}
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer":
@@ -84,20 +87,21 @@ class Tokenizer:
         """Text of all ``ids`` at once."""
         return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether the model folder brought one."""
-        return bool(self._model.chat_template)
+    def ids_of(self, spelled: Iterable[str]) -> frozenset[int]:
+        """Ids of those that are one token each."""
+        ids = map(self._backend.token_to_id, spelled)
+        return frozenset(token_id for token_id in ids if token_id is not None)
 
-    def render_chat(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool, continue_final: bool) -> str:
-        """The prompt's text, special tokens spelled out. Raises what the template raises: it is code of the model."""
-        rendered = self._model.apply_chat_template(
-            messages,
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final,
-        )
-        return str(rendered)
+    def chat_template(self, *, with_tools: bool = False) -> ChatTemplate | None:
+        """That of the model folder, if it brought one; some have another one for conversations with tools."""
+        source = self._model.chat_template
+        if isinstance(source, dict):
+            source = source.get("tool_use" if with_tools and "tool_use" in source else "default")
+        if not source:
+            return None
+        if source not in self._chat_templates:
+            self._chat_templates[source] = ChatTemplate(source, self._model.special_tokens_map)
+        return self._chat_templates[source]
 
 
 def _is_byte_level(backend: Backend) -> bool:

@@ -1,0 +1,334 @@
+"""Tool calls and reasoning over HTTP: the exact bytes of their streams, and what of a request is refused."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from services.gateway.text import fake_tokenizer, tokenizer
+from shared import fake_model
+from shared.wire import tokens
+from tests.fakes.gateway_world import World, events_of, world
+from tests.fakes.scripted_scheduler import Answer, Script, ScriptedScheduler
+
+USER = {"role": "user", "content": "hi"}
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
+
+
+def tool(name: str, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": PARAMETERS, **more}}
+
+
+WEATHER, TIME = tool("weather", description="Tells the weather."), tool("time")
+CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Zürich"}}</tool_call>'
+LATE = '<tool_call>{"name": "time", "arguments": {}}</tool_call>'
+
+
+def says(text: str) -> Script:
+    """Every request gets this text, a byte per token, and then an end token."""
+    return lambda submit: Answer([*text.encode(), fake_model.IM_END], "stop")
+
+
+def with_template(source: str) -> tokenizer.Tokenizer:
+    fake = fake_tokenizer.fake_tokenizer()
+    fake._model.chat_template = source
+    return fake
+
+
+def prompt_of(w: World) -> str:
+    return w.gateway.tokenizer.decode(tokens.unpack(w.scheduler.submits[-1].prompt), skip_special_tokens=False)
+
+
+def error_of(response: Any, param: str) -> str:
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param), error
+    return str(error["message"])
+
+
+def normal(body: str) -> str:
+    body = re.sub(r'"id":"(chatcmpl)-[0-9a-f]{24}"', r'"id":"\1-X"', body)
+    return re.sub(r'"id":"call_[0-9a-f]{24}"', '"id":"call_X"', re.sub(r'"created":\d+', '"created":0', body))
+
+
+HEAD = (
+    'data: {"id":"chatcmpl-X","object":"chat.completion.chunk","created":0,"model":"fake-model","choices":[{"index":0,'
+)
+ROLE = '{"role":"assistant","content":""}'
+
+
+def stream_of(*deltas: str, finish: str) -> str:
+    lines = [f'{HEAD}"delta":{delta},"logprobs":null,"finish_reason":null}}]}}\n\n' for delta in deltas]
+    return "".join(
+        [*lines, f'{HEAD}"delta":{{}},"logprobs":null,"finish_reason":"{finish}"}}]}}\n\n', "data: [DONE]\n\n"]
+    )
+
+
+def start(index: int, name: str) -> str:
+    function = f'"type":"function","function":{{"name":"{name}","arguments":""}}'
+    return f'{{"tool_calls":[{{"index":{index},"id":"call_X",{function}}}]}}'
+
+
+def more(index: int, text: str) -> str:
+    return f'{{"tool_calls":[{{"index":{index},"function":{{"arguments":{json.dumps(text, ensure_ascii=False)}}}}}]}}'
+
+
+async def test_golden_stream_of_calls() -> None:
+    async with world(ScriptedScheduler(says(f"Yes.\n{CALL}\n{LATE}"))) as w:
+        response = await w.chat(tools=[WEATHER, TIME], stream=True)
+        said = [f'{{"content":"{char}"}}' for char in "Yes."]
+        calls = [start(0, "weather"), *(more(0, char) for char in '{"city": "Zürich"}'), start(1, "time")]
+        expected = stream_of(ROLE, *said, *calls, *(more(1, char) for char in "{}"), finish="tool_calls")
+        assert normal(response.text) == expected
+
+
+async def test_golden_whole_answer_with_calls() -> None:
+    async with world(ScriptedScheduler(says(f"{CALL}{LATE}"))) as w:
+        choices = (await w.chat(tools=[WEATHER, TIME])).text.split('"choices":')[1].split(',"usage"')[0]
+        function = '{"name":"weather","arguments":"{\\"city\\": \\"Zürich\\"}"}'
+        calls = (
+            f'{{"id":"call_X","type":"function","function":{function}}},'
+            '{"id":"call_X","type":"function","function":{"name":"time","arguments":"{}"}}'
+        )
+        assert normal(choices) == (
+            '[{"index":0,"message":{"role":"assistant","content":null,"refusal":null,"tool_calls":[' + calls + "]},"
+            '"logprobs":null,"finish_reason":"tool_calls"}]'
+        )
+
+
+async def test_golden_stream_of_thoughts_and_a_call() -> None:
+    text = f"<think>\nhm\n</think>\n\nOk {LATE}"
+    async with world(ScriptedScheduler(says(text)), reasoning_parser="think") as w:
+        response = await w.chat(tools=[TIME], stream=True)
+        deltas = ['{"reasoning_content":"h"}', '{"reasoning_content":"m"}', '{"content":"O"}', '{"content":"k"}']
+        call = [start(0, "time"), more(0, "{"), more(0, "}")]
+        assert normal(response.text) == stream_of(ROLE, *deltas, *call, finish="tool_calls")
+        message = (await w.chat(tools=[TIME])).json()["choices"][0]["message"]
+        assert (message["content"], message["reasoning_content"]) == ("Ok", "hm")
+        assert message["tool_calls"][0]["function"] == {"name": "time", "arguments": "{}"}
+
+
+async def test_streams_and_whole_answers_agree_for_every_choice() -> None:
+    scripts = iter([says(f"A {CALL}"), says("plain <tool_call>{")] * 2)
+    async with world(ScriptedScheduler(lambda submit: next(scripts)(submit))) as w:
+        whole = (await w.chat(tools=[WEATHER], n=2)).json()["choices"]
+        events = events_of((await w.chat(tools=[WEATHER], n=2, stream=True)).text)
+        for choice in whole:
+            parts = [part for event in events[:-1] for part in event["choices"] if part["index"] == choice["index"]]
+            text = "".join(part["delta"].get("content", "") for part in parts)
+            calls = [call for part in parts for call in part["delta"].get("tool_calls", [])]
+            assert text == choice["message"]["content"]
+            assert parts[-1]["finish_reason"] == choice["finish_reason"]
+            told = [call["function"]["arguments"] for call in choice["message"].get("tool_calls", [])]
+            assert "".join(call["function"]["arguments"] for call in calls) == "".join(told)
+    assert [choice["finish_reason"] for choice in whole] == ["tool_calls", "stop"]
+
+
+async def test_a_call_that_is_cut_off_ends_with_length() -> None:
+    async with world(ScriptedScheduler(lambda submit: Answer([*CALL.encode()][: submit.max_tokens]))) as w:
+        choice = (await w.chat(tools=[WEATHER], max_tokens=58)).json()["choices"][0]
+        assert choice["finish_reason"] == "length"
+        assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "Zür'
+
+
+async def test_stop_strings_logprobs_and_token_ids_of_an_answer_with_calls() -> None:
+    async with world(ScriptedScheduler(says(f"Well {CALL} done"))) as w:
+        fields = {"tools": [WEATHER], "logprobs": True, "return_token_ids": True}
+        choice = (await w.chat(stop=["</tool_call>"], **fields)).json()["choices"][0]
+        assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "Zürich"}'
+        assert choice["message"]["content"] == "Well"
+        assert bytes(choice["token_ids"]).decode() == f"Well {CALL}"
+        events = events_of((await w.chat(stream=True, **fields)).text)[:-1]
+        parts = [event["choices"][0] for event in events]
+        assert (
+            bytes([i for part in parts for i in part.get("token_ids", []) if i < 256]).decode() == f"Well {CALL} done"
+        )
+        told = [entry for part in parts if part["logprobs"] for entry in part["logprobs"]["content"]]
+        assert len(told) == len(f"Well {CALL} done".encode()) + 1
+
+
+async def test_calls_after_the_first_are_dropped_without_parallel_tool_calls() -> None:
+    async with world(ScriptedScheduler(says(CALL + LATE))) as w:
+        for stream in (False, True):
+            response = await w.chat(tools=[WEATHER, TIME], parallel_tool_calls=False, stream=stream)
+            assert '"name":"weather"' in response.text
+            assert '"name":"time"' not in response.text
+
+
+async def test_tools_are_told_and_called_only_where_they_may_be() -> None:
+    async with world(ScriptedScheduler(says(CALL))) as w:
+        for choice, is_called in (
+            (None, True),
+            ("auto", True),
+            ("none", False),
+            ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [tool("weather")]}}, True),
+            ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [tool("time")]}}, False),
+        ):
+            answer = (await w.chat(tools=[WEATHER, TIME], tool_choice=choice)).json()["choices"][0]
+            assert (answer["finish_reason"] == "tool_calls") == is_called
+            assert answer["message"]["content"] == (None if is_called else CALL)
+            assert ("Tells the weather." in prompt_of(w)) == (choice != "none")
+        assert (await w.chat(tool_choice="none")).status_code == 200
+
+
+BAD: list[tuple[str, dict[str, Any]]] = [
+    ("tools", {"tools": 5}),
+    ("tools", {"tools": ["f"]}),
+    ("tools", {"tools": [{"function": {"name": "f"}}]}),
+    ("tools", {"tools": [{"type": "custom", "custom": {"name": "f"}}]}),
+    ("tools", {"tools": [{"type": "function"}]}),
+    ("tools", {"tools": [{"type": "function", "function": {}}]}),
+    ("tools", {"tools": [tool("")]}),
+    ("tools", {"tools": [tool("a b")]}),
+    ("tools", {"tools": [tool("a" * 65)]}),
+    ("tools", {"tools": [tool("é")]}),
+    ("tools", {"tools": [tool("f\n")]}),
+    ("tools", {"tools": [tool("f"), tool("f")]}),
+    ("tools", {"tools": [tool("f", parameters=5)]}),
+    ("tools", {"tools": [tool("f", parameters={"type": "array"})]}),
+    ("tools", {"tools": [tool("f", description=5)]}),
+    ("tools", {"tools": [tool("f", strict="yes")]}),
+    ("tools", {"tools": [tool(f"f{index}") for index in range(129)]}),
+    ("tools", {"tools": [tool("f", description="a" * 600_000)]}),
+    ("tool_choice", {"tool_choice": "auto"}),
+    ("tool_choice", {"tool_choice": "required"}),
+    ("tool_choice", {"tools": [], "tool_choice": tool("f")}),
+    ("tool_choice", {"tools": [WEATHER], "tool_choice": "any"}),
+    ("tool_choice", {"tools": [WEATHER], "tool_choice": 5}),
+    ("tool_choice", {"tools": [WEATHER], "tool_choice": {"type": "function"}}),
+    ("tool_choice", {"tools": [WEATHER], "tool_choice": tool("other")}),
+    (
+        "tool_choice",
+        {
+            "tools": [WEATHER],
+            "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}},
+        },
+    ),
+    (
+        "tool_choice",
+        {
+            "tools": [WEATHER],
+            "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [TIME]}},
+        },
+    ),
+    ("parallel_tool_calls", {"tools": [WEATHER], "parallel_tool_calls": "no"}),
+    ("functions", {"functions": [{"name": "f"}]}),
+    ("function_call", {"function_call": {"name": "f"}}),
+    ("chat_template_kwargs", {"chat_template_kwargs": 5}),
+    ("chat_template_kwargs", {"chat_template_kwargs": {"messages": []}}),
+    ("chat_template_kwargs", {"chat_template_kwargs": {"a b": 1}}),
+]
+
+
+async def test_bad_fields_are_refused_before_the_first_byte() -> None:
+    async with world(ScriptedScheduler()) as w:
+        for param, fields in BAD:
+            for stream in (False, True):
+                error_of(await w.chat(stream=stream, **fields), param)
+        assert not w.scheduler.submits
+
+
+async def test_a_server_that_reads_no_calls_refuses_tools() -> None:
+    async with world(ScriptedScheduler(says(CALL)), tool_call_parser="none") as w:
+        assert "--tool-call-parser" in error_of(await w.chat(tools=[WEATHER]), "tools")
+        assert (await w.chat(tools=[WEATHER], tool_choice="none")).json()["choices"][0]["message"]["content"] == CALL
+    unknown = with_template("{{ tools }}{{ messages[0].content }}")
+    async with world(ScriptedScheduler(), tokenizer=unknown) as w:
+        error_of(await w.chat(tools=[WEATHER]), "tools")
+
+
+HISTORY = [
+    USER,
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": "ü"}'}}],
+    },
+    {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "fine"}]},
+]
+
+
+async def test_template_history_of_calls_for_a_template_without_tools() -> None:
+    async with world(ScriptedScheduler(says("ok"))) as w:
+        response = await w.chat(messages=HISTORY, tools=[WEATHER])
+        assert response.status_code == 200
+        assert prompt_of(w).endswith(
+            "<|im_start|>user\nhi<|im_end|>\n"
+            '<|im_start|>assistant\n<tool_call>\n{"name": "f", "arguments": {"a": "ü"}}\n</tool_call><|im_end|>\n'
+            "<|im_start|>user\n<tool_response>\nfine\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+        )
+        assert '\n{"type": "function", "function": {"name": "weather"' in prompt_of(w).split("<tools>")[1]
+        await w.chat(messages=[{"role": "system", "content": "Be brief."}, *HISTORY], tools=[WEATHER])
+        assert prompt_of(w).startswith("<|im_start|>system\nBe brief.\n\nYou can call functions.")
+        assert prompt_of(w).count("<|im_start|>system") == 1
+
+
+CALLS_LOOP = (
+    "{% for m in messages %}{{ m.role }}:{{ m.content }}{% for c in m.tool_calls or [] %}CALL{% endfor %};{% endfor %}"
+    "{{ tools | tojson if tools else '' }}"
+)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "{{ c.function.arguments | tojson }}",
+        "{{ c.function.name + c.function.arguments }}",
+        "{{ c.function.arguments }}",
+    ],
+)
+async def test_template_arguments_are_given_as_each_template_takes_them(call: str) -> None:
+    source = CALLS_LOOP.replace("CALL", call)
+    async with world(ScriptedScheduler(says("ok")), tokenizer=with_template(source)) as w:
+        for arguments in ('{"a": "ü"}', {"a": "ü"}, None, ""):
+            calls = [{"function": {"name": "f", "arguments": arguments}}]
+            message = {"role": "assistant", "content": None, "tool_calls": calls}
+            assert (await w.chat(messages=[USER, message])).status_code == 200
+            assert ('{"a": "ü"}' if arguments else "{}") in prompt_of(w)
+            assert "None" not in prompt_of(w)
+        error_of(await w.chat(messages=[USER, {**message, "tool_calls": [{"function": {}}]}]), "messages")
+
+
+async def test_template_tools_are_given_to_a_template_that_takes_them() -> None:
+    source = CALLS_LOOP + "<tool_call>{{ raise_exception('no f') if messages[0].content == 'f' }}"
+    async with world(ScriptedScheduler(says(CALL)), tokenizer=with_template(source)) as w:
+        assert (await w.chat(tools=[WEATHER])).json()["choices"][0]["finish_reason"] == "tool_calls"
+        given = json.loads(prompt_of(w).split("user:hi;")[1].removesuffix("<tool_call>"))
+        assert given == [
+            {
+                "type": "function",
+                "function": {"name": "weather", "description": "Tells the weather.", "parameters": PARAMETERS},
+            }
+        ]
+        message = error_of(await w.chat(messages=[{"role": "user", "content": "f"}], tools=[WEATHER]), "messages")
+        assert message.endswith("no f")
+
+
+async def test_template_developer_is_system_where_the_template_knows_no_such_role() -> None:
+    messages = [{"role": "developer", "content": "d"}, USER]
+    async with world(ScriptedScheduler(says("ok"))) as w:
+        await w.chat(messages=messages)
+        assert prompt_of(w).startswith("<|im_start|>system\nd")
+    source = "{% for m in messages %}{{ m.role if m.role != 'developer' else 'boss' }}{% endfor %}"
+    async with world(ScriptedScheduler(says("ok")), tokenizer=with_template(source)) as w:
+        await w.chat(messages=messages)
+        assert prompt_of(w) == "bossuser"
+
+
+async def test_template_variables_reach_the_template() -> None:
+    source = "{{ messages[0].content }}{% if enable_thinking is not false %}<think>\n{% endif %}"
+    async with world(ScriptedScheduler(says("hm</think>4")), tokenizer=with_template(source)) as w:
+        message = (await w.chat()).json()["choices"][0]["message"]
+        assert (message["content"], message["reasoning_content"]) == ("4", "hm")
+        message = (await w.chat(chat_template_kwargs={"enable_thinking": False})).json()["choices"][0]["message"]
+        assert prompt_of(w) == "hi"
+        assert message == {"role": "assistant", "content": "hm</think>4", "refusal": None}
+
+
+async def test_thoughts_that_are_cut_off_leave_no_content() -> None:
+    async with world(ScriptedScheduler(lambda submit: Answer([*b"<think>hm"])), reasoning_parser="think") as w:
+        choice = (await w.chat()).json()["choices"][0]
+        assert choice["finish_reason"] == "length"
+        assert (choice["message"]["content"], choice["message"]["reasoning_content"]) == ("", "hm")
+    async with world(ScriptedScheduler(says("<think>hm</think>4"))) as w:
+        assert (await w.chat()).json()["choices"][0]["message"]["content"] == "<think>hm</think>4"
