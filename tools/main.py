@@ -13,11 +13,10 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from shared import api_keys
-from shared.api_keys import ApiKey
 from tools import environment
 from tools import options as o
 from tools.bench import command as bench
+from tools.keys import api_keys, peer_keys, scheduler_keys
 from tools.simulator.command import simulate
 from tools.waiting_threads import choose_wait
 
@@ -55,20 +54,6 @@ def _complain(lines: list[str]) -> None:
 
 def _finish(code: int) -> None:
     raise typer.Exit(code)
-
-
-def _api_keys(keys: list[str] | None, key_file: str) -> tuple[ApiKey, ...]:
-    """Keys of the options and of the file, each once, in order."""
-    try:
-        given = [api_keys.plain_key(key) for key in keys or ()]
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--api-key") from None
-    try:
-        in_file = api_keys.read_file(Path(key_file)) if key_file else ()
-        # A key that is on the command line as well is the file's: there it may have a name.
-        return api_keys.checked([*in_file, *(key for key in given if key.digest not in {k.digest for k in in_file})])
-    except (OSError, ValueError) as error:
-        raise typer.BadParameter(f"cannot read {key_file}: {error}", param_hint="--api-key-file") from None
 
 
 def _tenant_weights(given: list[str] | None) -> dict[str, float]:
@@ -149,7 +134,7 @@ def up(
     from tools.processes import UpOptions
     from tools.up import run
 
-    _api_keys(api_key, api_key_file)  # a mistake in them is told now; the gateways read them
+    api_keys(api_key, api_key_file)  # a mistake in them is told now; the gateways read them
     options = UpOptions(
         host=host,
         port=port,
@@ -202,6 +187,8 @@ def gateway(
     name: o.Name = "",
     scheduler: o.GatewayScheduler = "tcp://127.0.0.1:5701",
     model: o.ModelFolder = "",
+    curve_secret_file: o.CurveSecretFile = "",
+    curve_scheduler_file: o.CurveSchedulerFile = "",
     backend: o.BackendOption = "torch",
     served_model_name: o.ServedModelName = "",
     host: o.Host = "127.0.0.1",
@@ -226,6 +213,7 @@ def gateway(
     options = GatewayOptions(
         name=name or socket.gethostname(),
         scheduler=scheduler,
+        keys=peer_keys(curve_secret_file, curve_scheduler_file),
         model=_model_folder(model, backend),
         backend=backend,
         served_model_name=_served_name(served_model_name, model, backend),
@@ -233,7 +221,7 @@ def gateway(
         port=port,
         fd=fd,
         metrics_port=metrics_port or None,
-        api_keys=_api_keys(api_key, api_key_file),
+        api_keys=api_keys(api_key, api_key_file),
         cors_origins=tuple(cors_origin or ()),
         tool_call_parser=tool_call_parser,
         reasoning_parser=reasoning_parser,
@@ -250,6 +238,8 @@ def gateway(
 def scheduler(
     gateways_endpoint: o.GatewaysEndpoint = "tcp://127.0.0.1:5701",
     executors_endpoint: o.ExecutorsEndpoint = "tcp://127.0.0.1:5702",
+    curve_secret_file: o.CurveSecretFile = "",
+    curve_clients: o.CurveClients = "",
     policy: o.PolicyOption = "continuous",
     static_batch_size: o.StaticBatchSize = 8,
     static_wait_ms: o.StaticWaitMs = 100,
@@ -276,6 +266,7 @@ def scheduler(
     options = SchedulerOptions(
         gateways_endpoint=gateways_endpoint,
         executors_endpoint=executors_endpoint,
+        keys=scheduler_keys(curve_secret_file, curve_clients),
         policy=policy,
         static_batch_size=static_batch_size,
         static_wait_ms=static_wait_ms,
@@ -303,6 +294,8 @@ def executor(
     name: o.Name = "",
     scheduler: o.ExecutorScheduler = "tcp://127.0.0.1:5702",
     model: o.ModelFolder = "",
+    curve_secret_file: o.CurveSecretFile = "",
+    curve_scheduler_file: o.CurveSchedulerFile = "",
     backend: o.BackendOption = "torch",
     device: o.DeviceOption = "auto",
     dtype: o.DtypeOption = "auto",
@@ -328,6 +321,7 @@ def executor(
     options = ExecutorOptions(
         name=name or socket.gethostname(),
         scheduler=scheduler,
+        keys=peer_keys(curve_secret_file, curve_scheduler_file),
         model=_model_folder(model, backend),
         backend=backend,
         device=device,
@@ -347,6 +341,24 @@ def executor(
         step_timeout_s=step_timeout,
     )
     _finish(run(options))
+
+
+@app.command()
+def keys(
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="Folder to fill.")],
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Who gets a pair; 'client' unless given.")
+    ] = None,
+) -> None:
+    """Make keys for links between hosts: the scheduler's, and one for each name; those that exist are kept."""
+    from shared.net.curve import make_keys
+
+    try:
+        made = make_keys(Path(directory), names or ["client"])
+    except OSError as error:
+        raise TyperException(f"cannot write keys: {error}") from error
+    for path in made:
+        print(path)
 
 
 @app.command()

@@ -85,6 +85,12 @@ GatewayScheduler = Annotated[str, option("scheduler", "The scheduler's endpoint 
 ExecutorScheduler = Annotated[str, option("scheduler", "The scheduler's endpoint for executors.")]
 ListenFd = Annotated[int | None, option("fd", "A listening socket, inherited from the parent.", min=0, hidden=True)]
 
+CurveSecretFile = Annotated[
+    str, option("curve-secret-file", "This process's secret key for the links, as 'paternoster keys' makes it.")
+]
+CurveClients = Annotated[str, option("curve-clients", "Folder with the public keys of those who may connect.")]
+CurveSchedulerFile = Annotated[str, option("curve-scheduler-file", "The scheduler's public key.")]
+
 # How many processes, and their names.
 Gateways = Annotated[int, option("gateways", "Gateway processes; they share the HTTP port.", min=1, max=64)]
 Executors = Annotated[int, option("executors", "Executor processes.", min=1, max=64)]

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from shared.net.curve import PeerKeys
+
 
 @dataclass(frozen=True)
 class ExecutorOptions:
@@ -11,6 +13,8 @@ class ExecutorOptions:
     name: str = "executor"
     scheduler: str = "tcp://127.0.0.1:5702"
     """Endpoint the scheduler binds for executors."""
+    keys: PeerKeys | None = None
+    """For a scheduler that asks for them; None is none."""
     model: str = ""
     """Model folder; not read by the fake backend."""
     backend: Literal["torch", "fake"] = "torch"

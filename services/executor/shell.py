@@ -80,6 +80,7 @@ class Shell:
             interval_s=interval_s,
             timeout_s=timeout_s,
             on_crash=on_crash,
+            keys=options.keys,
         )
         metrics.watch_link(self._dealer.counters, lambda: self._dealer.connected)
 

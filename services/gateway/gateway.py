@@ -58,6 +58,7 @@ class Gateway:
             options.recovery_timeout_s,
             self.streams,
             on_crash,
+            options.keys,
         )
         self.draining = False
         self.started_at = int(time.time())

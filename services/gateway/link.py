@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from services.gateway.streams import Streams
+from shared.net.curve import PeerKeys
 from shared.net.dealer import Dealer
 from shared.net.loop import OnCrash
 from shared.wire.codec import scheduler_to_gateway
@@ -44,12 +45,13 @@ class Link:
         recovery_timeout_s: float,
         streams: Streams,
         on_crash: OnCrash | None = None,
+        keys: PeerKeys | None = None,
     ) -> None:
         self._name = name
         self._tokenizer_digest = tokenizer_digest
         self._recovery_timeout_s = recovery_timeout_s
         self._streams = streams
-        self._dealer = Dealer(endpoint, "gateway", name, scheduler_to_gateway, self, on_crash=on_crash)
+        self._dealer = Dealer(endpoint, "gateway", name, scheduler_to_gateway, self, on_crash=on_crash, keys=keys)
         self._queries: dict[int, asyncio.Future[str]] = {}
         self._num_queries = 0
         self._recovery: asyncio.TimerHandle | None = None

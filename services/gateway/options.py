@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shared.api_keys import ApiKey
+from shared.net.curve import PeerKeys
 
 FormatName = Literal["auto", "hermes", "llama3", "mistral", "none"]
 
@@ -16,6 +17,8 @@ class GatewayOptions:
     """Told to the scheduler; shown in its logs."""
     scheduler: str = "tcp://127.0.0.1:5701"
     """Where the scheduler listens for gateways (a ZeroMQ endpoint)."""
+    keys: PeerKeys | None = None
+    """For a scheduler that asks for them; None is none."""
     model: str = ""
     """Folder with tokenizer.json and tokenizer_config.json; not used with the fake backend."""
     backend: Literal["torch", "fake"] = "torch"

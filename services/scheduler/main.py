@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import ipaddress
 import logging
 import os
 import signal
@@ -67,7 +68,7 @@ async def _serve(options: SchedulerOptions) -> int:
     registry = CollectorRegistry()
     core = Scheduler(epoch=time.time_ns() // 1_000_000, settings=_settings(options))
     journal = _open_journal(options, core)
-    shell = Shell(core, StepMetrics(registry), crash.report, journal, [RequestMetrics(registry)])
+    shell = Shell(core, StepMetrics(registry), crash.report, journal, [RequestMetrics(registry)], options.keys)
     lag = LoopLag(registry)
     lag.start()
     flushing = asyncio.create_task(_keep_flushed(journal)) if journal is not None else None
@@ -137,11 +138,21 @@ def _policy(name: str) -> Policy:
 
 def _bind(shell: Shell, options: SchedulerOptions) -> tuple[str, str]:
     try:
-        return shell.bind(options.gateways_endpoint, options.executors_endpoint)
+        addresses = shell.bind(options.gateways_endpoint, options.executors_endpoint)
     except zmq.ZMQError as error:
         raise _Misconfigured(
             f"cannot listen on {options.gateways_endpoint} and {options.executors_endpoint}: {error}"
         ) from error
+    for address in addresses:
+        if options.keys is None and not _is_loopback(address):
+            _log.warning("%s is open to whoever reaches it: keep it in a private network, or give keys", address)
+    return addresses
+
+
+def _is_loopback(address: str) -> bool:
+    """Whether only this machine reaches a ZeroMQ address that was bound."""
+    host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    return not address.startswith("tcp://") or ipaddress.ip_address(host).is_loopback
 
 
 def _on_signals(loop: asyncio.AbstractEventLoop) -> "asyncio.Future[int]":

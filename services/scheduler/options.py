@@ -1,7 +1,9 @@
-"""Options of one scheduler process. Built by ``tools`` from the command line; imports nothing."""
+"""Options of one scheduler process. Built by ``tools`` from the command line; imports no service."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from shared.net.curve import SchedulerKeys
 
 
 @dataclass(frozen=True)
@@ -12,6 +14,8 @@ class SchedulerOptions:
     """Where gateways connect (a ZeroMQ endpoint to bind)."""
     executors_endpoint: str = "tcp://127.0.0.1:5702"
     """Where executors connect."""
+    keys: SchedulerKeys | None = None
+    """Asks for keys on both links; None lets anybody in who reaches them."""
     max_inflight: int = 2
     """Steps outstanding per executor: 1 or 2."""
     max_step_tokens: int | None = None

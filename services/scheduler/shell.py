@@ -17,6 +17,7 @@ from services.scheduler.core.machine import Scheduler
 from services.scheduler.journal import Journal
 from services.scheduler.lives import Lives, Watcher
 from services.scheduler.metrics import Figures, StepMetrics
+from shared.net.curve import SchedulerKeys
 from shared.net.loop import Callbacks, OnCrash
 from shared.net.router import Router
 from shared.wire import codec, executor, gateway
@@ -44,11 +45,12 @@ class Shell:
         on_crash: OnCrash,
         journal: Journal | None = None,
         watchers: Iterable[Watcher] = (),
+        keys: SchedulerKeys | None = None,
     ) -> None:
         self.core = core
         self._journal = journal
-        self.gateways = Router(codec.gateway_to_scheduler, _GatewaySide(self), on_crash=self._crashed)
-        self.executors = Router(codec.executor_to_scheduler, _ExecutorSide(self), on_crash=self._crashed)
+        self.gateways = Router(codec.gateway_to_scheduler, _GatewaySide(self), on_crash=self._crashed, keys=keys)
+        self.executors = Router(codec.executor_to_scheduler, _ExecutorSide(self), on_crash=self._crashed, keys=keys)
         self.steps = steps
         self.lives = Lives(core, watchers)
         self._on_crash = on_crash

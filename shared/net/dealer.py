@@ -16,7 +16,8 @@ from typing import Any, Generic, Protocol, TypeVar
 import zmq
 from msgspec import Struct
 
-from shared.net import options, session
+from shared.net import curve, options, session
+from shared.net.curve import PeerKeys
 from shared.net.liveness import Liveness
 from shared.net.loop import Callbacks, LoopSocket, OnCrash
 from shared.wire.codec import DecodeError, Decoder
@@ -78,7 +79,9 @@ class Dealer(Generic[Incoming]):
         interval_s: float = session.INTERVAL_S,
         timeout_s: float = session.TIMEOUT_S,
         on_crash: OnCrash | None = None,
+        keys: PeerKeys | None = None,
     ) -> None:
+        """``keys``: shown to a scheduler that asks for them."""
         self.counters: Counter[str] = Counter()
         self._endpoint = endpoint
         self._label = f"{role}-{re.sub(r'[^A-Za-z0-9._-]', '_', name)[:100]}"
@@ -87,6 +90,9 @@ class Dealer(Generic[Incoming]):
         self._interval_s = interval_s
         self._timeout_s = timeout_s
         self._on_crash = on_crash
+        self._keys = keys
+        self._num_closed_meanwhile = 0
+        """In a row."""
         self._state = _State.CLOSED
         self._link: LoopSocket | None = None
         self._session_id = session.NO_SESSION
@@ -138,12 +144,16 @@ class Dealer(Generic[Incoming]):
     def _connect(self) -> None:
         identity = f"{self._label}-{secrets.token_hex(8)}"
         socket = options.dealer_socket(self._context, identity.encode())
+        if self._keys is not None:
+            curve.introduce(socket, self._keys)
+        # Before it connects: a handshake that fails at once is seen, too.
+        link = LoopSocket(self._callbacks, socket, self._received, self._disconnected, self._no_handshake)
         try:
             socket.connect(self._endpoint)
         except zmq.ZMQError:
-            socket.close()
+            link.close(0)
             raise
-        self._link = LoopSocket(self._callbacks, socket, self._received, self._disconnected)
+        self._link = link
         self._state = _State.GREETING
         self._retry = self._callbacks.later(self._timeout_s, self._reconnect)
         problem = self._link.send(session.frames_of(session.NO_SESSION, self._handler.hello()))
@@ -184,6 +194,16 @@ class Dealer(Generic[Incoming]):
             self._lose("the connection to the scheduler was closed")
         elif self._state is _State.GREETING:
             self._break(CLOSED_RETRY_S)
+
+    def _no_handshake(self, problem: str) -> None:
+        if self._state is not _State.GREETING:
+            return
+        if problem == curve.CLOSED_MEANWHILE:
+            self._num_closed_meanwhile += 1
+            if self._num_closed_meanwhile == 1:
+                return  # a scheduler that was just ending, for all we know
+        self._break(REFUSED_RETRY_S)
+        self._handler.refused(f"the link was not opened: {problem}")
 
     def _tick(self) -> None:
         self._timer = self._callbacks.later(self._interval_s, self._tick)
@@ -228,6 +248,7 @@ class Dealer(Generic[Incoming]):
     def _open(self, session_id: int, message: Any) -> None:
         self._session_id = session_id
         self._state = _State.OPEN
+        self._num_closed_meanwhile = 0
         self._retry.cancel()
         self._liveness = Liveness(self._callbacks.now(), self._interval_s, self._timeout_s)
         self._handler.welcome(message)

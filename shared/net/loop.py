@@ -13,6 +13,8 @@ from typing import cast
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from shared.net import curve
+
 MESSAGES_PER_TURN = 128
 """Messages read before other callbacks of the loop get their turn."""
 
@@ -112,12 +114,15 @@ class LoopSocket:
         socket: "zmq.Socket[bytes]",
         on_frames: Callable[[list[bytes]], None],
         on_disconnect: Callable[[], None],
+        on_no_handshake: Callable[[str], None],
     ) -> None:
-        """``on_disconnect`` is called when any connection of the socket has been closed (not: refused)."""
+        """``on_disconnect`` is called when any connection of the socket has been closed (not: refused),
+        ``on_no_handshake`` with the reason before it when the connection was never open to messages."""
         self._socket = socket
         self._reader = _Reader(callbacks, socket, on_frames)
-        self._monitor: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._monitor: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | curve.EVENTS)
         self._on_disconnect = on_disconnect
+        self._on_no_handshake = on_no_handshake
         self._monitor_reader = _Reader(callbacks, self._monitor, self._monitored)
 
     def send(self, frames: list[bytes]) -> str | None:
@@ -147,5 +152,8 @@ class LoopSocket:
         self._socket.close(linger=linger_ms)
 
     def _monitored(self, frames: list[bytes]) -> None:
-        if parse_monitor_message(frames)["event"] == zmq.EVENT_DISCONNECTED:
+        event = parse_monitor_message(frames)["event"]
+        if problem := curve.handshake_problem(event):
+            self._on_no_handshake(problem)
+        elif event == zmq.EVENT_DISCONNECTED:
             self._on_disconnect()

@@ -14,7 +14,8 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 import zmq
 from msgspec import Struct
 
-from shared.net import options, session
+from shared.net import curve, options, session
+from shared.net.curve import Guard, SchedulerKeys
 from shared.net.liveness import Liveness
 from shared.net.loop import Callbacks, LoopSocket, OnCrash
 from shared.wire.codec import DecodeError, Decoder
@@ -69,13 +70,17 @@ class Router(Generic[Incoming]):
         interval_s: float = session.INTERVAL_S,
         timeout_s: float = session.TIMEOUT_S,
         on_crash: OnCrash | None = None,
+        keys: SchedulerKeys | None = None,
     ) -> None:
+        """``keys``: only peers with keys may connect; None lets anybody in."""
         self.counters: Counter[str] = Counter()
         self._decoder = decoder
         self._handler = handler
         self._interval_s = interval_s
         self._timeout_s = timeout_s
         self._on_crash = on_crash
+        self._keys = keys
+        self._guard: Guard | None = None
         self._sessions: dict[str, _Session] = {}
         self._greeting: set[str] = set()  # said hello, not answered yet
         self._num_refused = 0  # since the last tick
@@ -87,14 +92,18 @@ class Router(Generic[Incoming]):
         """Bind and begin to serve; returns the real address (of ``tcp://host:0``, too). Raises zmq.ZMQError."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         socket = options.router_socket(self._context)
+        if self._keys is not None:
+            self._guard = Guard(self._context, self._keys)
+            self._guard.protect(socket)
         try:
             socket.bind(endpoint)
         except zmq.ZMQError:
+            self._dismiss_guard()
             self._context.destroy()
             raise
         address = cast(bytes, socket.getsockopt(zmq.LAST_ENDPOINT))
         self._callbacks = Callbacks(self._on_crash)
-        self._link = LoopSocket(self._callbacks, socket, self._received, self._disconnected)
+        self._link = LoopSocket(self._callbacks, socket, self._received, self._disconnected, self._no_handshake)
         self._timer = self._callbacks.later(self._interval_s, self._tick)
         return address.rstrip(b"\0").decode()
 
@@ -141,7 +150,13 @@ class Router(Generic[Incoming]):
                 self._probe.cancel()
             self._link.close(options.FLUSH_MS)
             self._link = None
+            self._dismiss_guard()
             await asyncio.to_thread(self._context.term)
+
+    def _dismiss_guard(self) -> None:
+        if self._guard is not None:
+            self._guard.close()
+            self._guard = None
 
     # Receiving.
 
@@ -204,11 +219,14 @@ class Router(Generic[Incoming]):
     # Sending.
 
     def _refuse(self, peer: str, reason: str) -> None:
+        self._note_refusal(peer, reason)
+        self._transmit(peer, session.NO_SESSION, Refused(reason))
+
+    def _note_refusal(self, peer: str, reason: str) -> None:
         self.counters[session.REFUSED] += 1
         self._num_refused += 1
         if self._num_refused <= REFUSALS_PER_INTERVAL:
             _log.warning("refused %s: %s", peer, reason)
-        self._transmit(peer, session.NO_SESSION, Refused(reason))
 
     def _transmit(self, peer: str, session_id: int, message: Struct) -> str | None:
         assert self._link is not None, "not bound"
@@ -240,6 +258,10 @@ class Router(Generic[Incoming]):
                 self._end(peer, f"silent for more than {self._timeout_s:g} s")
             elif peer_session.liveness.beat_due(now):
                 self.send(peer, Heartbeat())
+
+    def _no_handshake(self, problem: str) -> None:
+        if problem != curve.CLOSED_MEANWHILE:  # whoever closes it knows better why, and says so
+            self._note_refusal("a connection", problem)
 
     def _disconnected(self) -> None:
         # The socket does not say whose connection it was, but it refuses to send to that peer from now on.

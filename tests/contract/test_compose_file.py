@@ -19,8 +19,14 @@ IN_THE_IMAGES = {
     "PATERNOSTER_NAME",  # the container's host name
     "PATERNOSTER_PORT",
 }
-NOT_IN_A_CONTAINER = {"PATERNOSTER_API_KEY_FILE", "PATERNOSTER_FD"}
-"""A file of the host, and a socket of a parent process."""
+NOT_IN_A_CONTAINER = {
+    "PATERNOSTER_API_KEY_FILE",
+    "PATERNOSTER_CURVE_CLIENTS",
+    "PATERNOSTER_CURVE_SCHEDULER_FILE",
+    "PATERNOSTER_CURVE_SECRET_FILE",
+    "PATERNOSTER_FD",
+}
+"""Files of the host (docs/containers.md says how they come in), and a socket of a parent process."""
 
 
 @pytest.mark.parametrize("service", ["gateway", "scheduler", "executor"])

@@ -22,7 +22,7 @@ class Pair:
         self.plain.bind("inproc://pair")
         ours = context.socket(zmq.PAIR)
         ours.connect("inproc://pair")
-        self.link = LoopSocket(Callbacks(None), ours, lambda frames: self.on_frames(frames), lambda: None)
+        self.link = LoopSocket(Callbacks(None), ours, lambda frames: self.on_frames(frames), lambda: None, str)
 
     def on_frames(self, frames: list[bytes]) -> None:
         self.received.extend(frames)
