@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _LONGEST_LINE = 64 * 1024
-_LOG_LINE = re.compile(r"\d\d:\d\d:\d\d\.\d{3} [A-Z]+ \S")
-"""How ``shared.log`` begins a line: clock, level and the process's name."""
+_LOG_LINE = re.compile(r"\d\d:\d\d:\d\d\.\d{3} [A-Z]+ \S|\{\"time\": ")
+"""How ``shared.log`` begins a line: clock, level and the process's name; or a JSON object."""
 _OUTPUT_GRACE_S = 1.0
 """How long after a child's death its last lines are waited for (a grandchild may hold the pipe open)."""
 

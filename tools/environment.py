@@ -17,8 +17,8 @@ def known_variables(command: Any) -> set[str]:
     """Every variable that an option of ``command`` or of a command below it reads."""
     known = {FAULTS}
     for parameter in command.params:
-        if isinstance(parameter.envvar, str):
-            known.add(parameter.envvar)
+        variables = parameter.envvar or ()
+        known |= {variables} if isinstance(variables, str) else set(variables)
     for below in getattr(command, "commands", {}).values():
         known |= known_variables(below)
     return known

@@ -120,6 +120,8 @@ def up(
     reasoning_parser: o.ReasoningParserOption = "auto",
     debug_endpoints: o.DebugEndpoints = False,
     log_level: o.LogLevelOption = "info",
+    log_format: o.LogFormatOption = "text",
+    otlp_endpoint: o.OtlpEndpoint = "",
     drain_timeout: o.DrainTimeout = 30,
     recovery_timeout: o.RecoveryTimeout = 60,
     step_timeout: o.StepTimeout = 60,
@@ -169,6 +171,8 @@ def up(
         reasoning_parser=reasoning_parser,
         debug_endpoints=debug_endpoints,
         log_level=log_level,
+        log_format=log_format,
+        otlp_endpoint=otlp_endpoint,
         drain_timeout_s=drain_timeout,
         recovery_timeout_s=recovery_timeout,
         step_timeout_s=step_timeout,
@@ -202,6 +206,8 @@ def gateway(
     reasoning_parser: o.ReasoningParserOption = "auto",
     debug_endpoints: o.DebugEndpoints = False,
     log_level: o.LogLevelOption = "info",
+    log_format: o.LogFormatOption = "text",
+    otlp_endpoint: o.OtlpEndpoint = "",
     drain_timeout: o.DrainTimeout = 30,
     recovery_timeout: o.RecoveryTimeout = 60,
     seed: o.Seed = None,
@@ -227,6 +233,8 @@ def gateway(
         reasoning_parser=reasoning_parser,
         debug_endpoints=debug_endpoints,
         log_level=log_level,
+        log_format=log_format,
+        otlp_endpoint=otlp_endpoint,
         drain_timeout_s=drain_timeout,
         recovery_timeout_s=recovery_timeout,
         seed=seed,
@@ -258,6 +266,8 @@ def scheduler(
     host: o.MetricsHost = "127.0.0.1",
     metrics_port: o.MetricsPort = 9101,
     log_level: o.LogLevelOption = "info",
+    log_format: o.LogFormatOption = "text",
+    otlp_endpoint: o.OtlpEndpoint = "",
 ) -> None:
     """Run the scheduler, the one process that plans every step."""
     from services.scheduler.main import run
@@ -285,6 +295,8 @@ def scheduler(
         host=host,
         metrics_port=metrics_port or None,
         log_level=log_level,
+        log_format=log_format,
+        otlp_endpoint=otlp_endpoint,
     )
     _finish(run(options))
 
@@ -312,6 +324,8 @@ def executor(
     host: o.MetricsHost = "127.0.0.1",
     metrics_port: o.MetricsPort = 9102,
     log_level: o.LogLevelOption = "info",
+    log_format: o.LogFormatOption = "text",
+    otlp_endpoint: o.OtlpEndpoint = "",
 ) -> None:
     """Run one executor: the model, its KV cache and its compute threads."""
     choose_wait()
@@ -337,6 +351,8 @@ def executor(
         host=host,
         metrics_port=metrics_port or None,
         log_level=log_level,
+        log_format=log_format,
+        otlp_endpoint=otlp_endpoint,
         drain_timeout_s=drain_timeout,
         step_timeout_s=step_timeout,
     )

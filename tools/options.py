@@ -20,13 +20,15 @@ Quantization = Literal["none", "int8"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 ToolCallParser = Literal["auto", "hermes", "llama3", "mistral", "none"]
 ReasoningParser = Literal["auto", "none", "think"]
+LogFormat = Literal["text", "json"]
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
-def option(name: str, help_text: str, **more: Any) -> Any:
-    """An option ``--name`` that may also be given as ``PATERNOSTER_NAME``."""
-    return typer.Option(f"--{name}", envvar=variable_of(name), help=help_text, **more)
+def option(name: str, help_text: str, variables: tuple[str, ...] = (), **more: Any) -> Any:
+    """An option ``--name`` that may also be given as ``PATERNOSTER_NAME``, or else as one of ``variables``."""
+    own = variable_of(name)
+    return typer.Option(f"--{name}", envvar=[own, *variables] if variables else own, help=help_text, **more)
 
 
 def switch(name: str, help_text: str) -> Any:
@@ -50,6 +52,13 @@ def writable(path: str) -> str:
     if path and not os.access(path if os.path.exists(path) else os.path.dirname(path) or ".", os.W_OK):
         raise typer.BadParameter(f"{path} cannot be written")
     return path
+
+
+def web_address(url: str) -> str:
+    """An http or https URL, or nothing. Raises BadParameter."""
+    if url and not url.startswith(("http://", "https://")):
+        raise typer.BadParameter(f"{url!r} is not an http or https URL")
+    return url
 
 
 JsonFile = Annotated[str, option("json", "File for the figures as JSON.", callback=writable)]
@@ -206,3 +215,13 @@ Seed = Annotated[
     option("seed", "Makes the seeds of requests without one repeatable.", min=0, max=2**63 - 1),
 ]
 LogLevelOption = Annotated[LogLevel, option("log-level", "How much to log.")]
+LogFormatOption = Annotated[LogFormat, option("log-format", "Lines for people, or one JSON object a line.")]
+OtlpEndpoint = Annotated[
+    str,
+    option(
+        "otlp-endpoint",
+        "Collector that takes traces over OTLP/HTTP, such as http://localhost:4318; none unless given.",
+        variables=("OTEL_EXPORTER_OTLP_ENDPOINT",),
+        callback=web_address,
+    ),
+]

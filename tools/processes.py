@@ -59,6 +59,8 @@ class UpOptions:
     reasoning_parser: str
     debug_endpoints: bool
     log_level: str
+    log_format: str
+    otlp_endpoint: str
     drain_timeout_s: float
     recovery_timeout_s: float
     step_timeout_s: float
@@ -108,7 +110,9 @@ def asked_ports(options: UpOptions) -> Iterator[tuple[str, int]]:
 def child_specs(options: UpOptions, folder: str, http: socket.socket, links: LinkPorts) -> Iterator[ChildSpec]:
     """The processes of the system: the scheduler first, everything else finds it by itself."""
     base = options.metrics_port
-    common = _arguments(log_level=options.log_level)
+    common = _arguments(
+        log_level=options.log_level, log_format=options.log_format, otlp_endpoint=options.otlp_endpoint or None
+    )
     yield ChildSpec(
         "scheduler",
         command("scheduler")

@@ -38,7 +38,7 @@ class StartError(Exception):
 
 def run(options: UpOptions) -> int:
     """Run the system until a signal or a child that cannot start ends it; returns the exit code."""
-    log.setup("up", options.log_level)
+    log.setup("up", options.log_level, options.log_format)
     try:
         check_distinct(asked_ports(options))
         with listen(options.host, options.port) as http, LinkPorts(options.link_port) as links:

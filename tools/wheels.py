@@ -21,13 +21,15 @@ WHEELS = Path("wheels")
 
 
 def requirements(extra: str) -> list[str]:
-    """What the image of ``extra`` needs, as pip requirement lines: the distribution's own dependencies and the extra's.
+    """What the image of ``extra`` needs, as pip requirement lines: the distribution's own dependencies and the extra's,
+    and what sends traces.
 
     triton is left out: torch's CUDA builds bring the triton they were made with, and its CPU builds have no use for
     the 700 MB. Raises KeyError for an unknown extra.
     """
     project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"][extra]]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras[extra], *extras["traces"]]
     return [line for line in wanted if re.split(r"[^\w-]", line)[0] != "triton"]
 
 

@@ -20,10 +20,12 @@ from services.executor.compute import Compute
 from services.executor.metrics import ExecutorMetrics
 from services.executor.options import ExecutorOptions
 from services.executor.shell import Shell
+from services.executor.traces import Traces
 from shared import log as logs
 from shared import metrics as metrics_server
 from shared.loop_lag import LoopLag
 from shared.net.crash import Crash
+from shared.tracing import Tracing, tracing
 from shared.wire.facts import ExecutorLimits
 
 log = logging.getLogger(__name__)
@@ -44,7 +46,7 @@ class _Misconfigured(Exception):
 
 def run(options: ExecutorOptions) -> int:
     """Run an executor until it is told to stop. Returns the process's exit code."""
-    logs.setup(options.name, options.log_level)
+    logs.setup(options.name, options.log_level, options.log_format)
     executor = _Executor(options)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -70,6 +72,7 @@ class _Executor:
         self._metrics = ExecutorMetrics()
         self._compute: Compute | None = None
         self._shell: Shell | None = None
+        self._tracing: Tracing | None = None
         self._signals = 0
 
     def compute_ended(self) -> bool:
@@ -83,6 +86,7 @@ class _Executor:
         stopped: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._signalled, stopped)
+        self._tracing = self._start_tracing()
         server = self._serve_metrics()
         lag = LoopLag(self._metrics.registry)
         lag.start()
@@ -99,17 +103,26 @@ class _Executor:
             lag.stop()
             if self._shell is not None:
                 await self._shell.close()
+            if self._tracing is not None:
+                await asyncio.to_thread(self._tracing.close)
             if server is not None:
                 server.close()
 
     async def _serve(self, compute: Compute, crash: Crash) -> int:
         backend = await compute.call(partial(_load, self._options))
-        self._shell = Shell(self._options, backend, compute, self._metrics, crash.report)
+        traces = Traces(self._tracing) if self._tracing is not None else None
+        self._shell = Shell(self._options, backend, compute, self._metrics, crash.report, traces)
         try:
             self._shell.start()
         except ValueError as error:
             raise _Misconfigured(str(error)) from error
         return await self._shell.ended
+
+    def _start_tracing(self) -> Tracing | None:
+        try:
+            return tracing(self._options.otlp_endpoint, "executor", self._options.name, self._metrics.registry)
+        except ModuleNotFoundError as error:
+            raise _Misconfigured(f"traces need a package that is not installed: {error.name}") from error
 
     def _serve_metrics(self) -> metrics_server.MetricsServer | None:
         host, port = self._options.host, self._options.metrics_port

@@ -35,6 +35,10 @@ class ExecutorOptions:
     """Where ``metrics_port`` listens."""
     metrics_port: int | None = None
     log_level: str = "info"
+    log_format: str = "text"
+    """``text`` or ``json``."""
+    otlp_endpoint: str = ""
+    """Of a collector that takes spans over OTLP/HTTP; empty is none."""
     drain_timeout_s: float = 4.0
     """How long running requests may take to end once the process is told to stop; the rest goes on elsewhere."""
     step_timeout_s: float = 60.0

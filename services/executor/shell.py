@@ -20,6 +20,7 @@ from services.executor.compute import Compute
 from services.executor.metrics import ExecutorMetrics
 from services.executor.options import ExecutorOptions
 from services.executor.stepper import Stepper
+from services.executor.traces import Traces
 from shared.net.dealer import Dealer
 from shared.net.session import INTERVAL_S, TIMEOUT_S
 from shared.wire import codec
@@ -52,6 +53,7 @@ class Shell:
         compute: Compute,
         metrics: ExecutorMetrics,
         on_crash: Callable[[BaseException], None],
+        traces: Traces | None = None,
         *,
         interval_s: float = INTERVAL_S,
         timeout_s: float = TIMEOUT_S,
@@ -61,6 +63,7 @@ class Shell:
         self._stepper = Stepper(backend, metrics.waited)
         self._compute = compute
         self._metrics = metrics
+        self._traces = traces
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[int] = self._loop.create_future()
         self._session = 0
@@ -167,6 +170,8 @@ class Shell:
             return
         self._last_step = plan.step
         self._outstanding += 1
+        if self._traces is not None:
+            self._traces.planned(plan)
         self._compute.submit(partial(self._step, self._session, plan), partial(self._answer, self._session, plan))
         if self._watchdog is None:
             self._watchdog = self._loop.call_later(self._options.step_timeout_s, self._check_overdue)
@@ -181,6 +186,8 @@ class Shell:
             self._metrics.ignored("session")
             return
         self._metrics.answered(plan, answer)
+        if self._traces is not None:
+            self._traces.answered(plan, answer)
         self._dealer.send(answer)
         if isinstance(answer, BatchFailed):
             log.warning("step %d: %s: %s", answer.step, answer.kind, answer.detail)
@@ -190,6 +197,8 @@ class Shell:
     def _turn_over(self) -> None:
         self._session += 1
         self._last_step = -1
+        if self._traces is not None:
+            self._traces.cleared()
         self._compute.submit(self._stepper.reset, lambda _: None)
 
     def _check_overdue(self) -> None:

@@ -44,7 +44,7 @@ def create_app(gateway: Gateway) -> ASGIApp:
     if options.api_keys:
         app = ApiKeys(app, options.api_keys)
     app = Drain(app, lambda: gateway.draining)
-    app = Observe(app, gateway.metrics)
+    app = Observe(app, gateway.metrics, gateway.tracing)
     if options.cors_origins:
         app = CORSMiddleware(
             app,

@@ -7,6 +7,8 @@ not in the ids, not in the usage.
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol
 
+import msgspec
+
 from services.gateway.logprobs import PromptRecords, Record, TokenLogprobs, read_records
 from services.gateway.streams import Stream, Streams
 from services.gateway.text.detokenizer import Detokenizer
@@ -115,6 +117,10 @@ class Choice:
         self._prompt_records: PromptRecords | None = None
         if echo is not None and submit.sampling.prompt_logprobs:
             self._prompt_records = PromptRecords(len(echo.prompt), self._num_logprobs)
+
+    def trace(self, traceparent: str) -> None:
+        """Where the spans of its request belong; before ``open``."""
+        self._submit = msgspec.structs.replace(self._submit, trace=traceparent)
 
     def open(self, streams: Streams, sink: ChoiceSink) -> None:
         """Submit it."""

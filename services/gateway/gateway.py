@@ -20,6 +20,7 @@ from services.gateway.text.reasoning import marks_reasoning
 from services.gateway.text.tokenizer import Tokenizer
 from services.gateway.text.tool_calls.formats import format_of
 from shared.net.loop import OnCrash
+from shared.tracing import tracing
 from shared.wire.facts import ModelFacts
 
 Result = TypeVar("Result")
@@ -50,6 +51,7 @@ class Gateway:
         self.splits_reasoning = parser == "think" or (parser == "auto" and marks_reasoning(source))
         """Whether thoughts are split off the model's text."""
         self.metrics = Metrics(options.served_model_name)
+        self.tracing = tracing(options.otlp_endpoint, "gateway", options.name, self.metrics.registry)
         self.streams = Streams()
         self.link = Link(
             options.scheduler,
@@ -74,6 +76,8 @@ class Gateway:
         """Leave the scheduler; live streams get no more tokens."""
         await self.link.close()
         self._text_threads.shutdown(wait=False, cancel_futures=True)
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)
 
     def status(self) -> tuple[bool, str]:
         """Whether requests are served now, and if not, why."""

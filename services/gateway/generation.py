@@ -56,6 +56,11 @@ class Generation:
     def _was_accepted(self) -> bool:
         return self._num_accepted == len(self.choices)
 
+    def trace(self, traceparent: str) -> None:
+        """Tell the scheduler where its spans belong; before ``start``."""
+        for choice in self.choices:
+            choice.trace(traceparent)
+
     # Read by the request's task.
 
     async def start(self) -> None:

@@ -39,7 +39,7 @@ SHUTDOWN_S = 3
 
 def run(options: GatewayOptions) -> int:
     """Serve until told to stop; returns the exit code."""
-    log.setup(options.name, options.log_level)
+    log.setup(options.name, options.log_level, options.log_format)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     _allow_many_connections()
     try:
@@ -100,7 +100,11 @@ async def serve(options: GatewayOptions, tokenizer: Tokenizer, listener: socket.
     """Serve on ``listener`` until a signal; returns the exit code. Raises what broke the link's callbacks."""
     crash = Crash()
     stop = Stop()
-    gateway = Gateway(options, tokenizer, crash.report)
+    try:
+        gateway = Gateway(options, tokenizer, crash.report)
+    except ModuleNotFoundError as error:
+        _log.error("traces need a package that is not installed: %s", error.name)
+        return MISCONFIGURED
     server = http_server(gateway)
     try:
         own_port = _metrics_server(gateway)

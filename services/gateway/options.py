@@ -35,6 +35,10 @@ class GatewayOptions:
     cors_origins: tuple[str, ...] = ()
     debug_endpoints: bool = False
     log_level: str = "info"
+    log_format: str = "text"
+    """``text`` or ``json``."""
+    otlp_endpoint: str = ""
+    """Of a collector that takes spans over OTLP/HTTP; empty is none."""
     drain_timeout_s: float = 30.0
     """How long live streams may go on after a request to stop."""
     recovery_timeout_s: float = 60.0

@@ -22,10 +22,12 @@ from services.scheduler.metrics import CoreCollector, Figures, StepMetrics
 from services.scheduler.options import SchedulerOptions
 from services.scheduler.request_metrics import RequestMetrics
 from services.scheduler.shell import Shell
+from services.scheduler.traces import Traces
 from shared import log as logs
 from shared import metrics as metrics_server
 from shared.loop_lag import LoopLag
 from shared.net.crash import Crash
+from shared.tracing import Tracing, tracing
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +48,7 @@ class _Misconfigured(Exception):
 
 def run(options: SchedulerOptions) -> int:
     """Run a scheduler until it is told to stop. Returns the process's exit code."""
-    logs.setup("scheduler", options.log_level)
+    logs.setup("scheduler", options.log_level, options.log_format)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_serve(options))
@@ -68,7 +70,10 @@ async def _serve(options: SchedulerOptions) -> int:
     registry = CollectorRegistry()
     core = Scheduler(epoch=time.time_ns() // 1_000_000, settings=_settings(options))
     journal = _open_journal(options, core)
-    shell = Shell(core, StepMetrics(registry), crash.report, journal, [RequestMetrics(registry)], options.keys)
+    traces = _traces(options, registry)
+    watched = Traces(traces) if traces is not None else None
+    watchers = [RequestMetrics(registry)]
+    shell = Shell(core, StepMetrics(registry), crash.report, journal, watchers, options.keys, watched)
     lag = LoopLag(registry)
     lag.start()
     flushing = asyncio.create_task(_keep_flushed(journal)) if journal is not None else None
@@ -87,9 +92,18 @@ async def _serve(options: SchedulerOptions) -> int:
         if server is not None:
             await asyncio.to_thread(server.close)  # a scrape in progress may be waiting for the loop
         await shell.close()
+        if traces is not None:
+            await asyncio.to_thread(traces.close)
         if journal is not None and flushing is not None:
             flushing.cancel()
             journal.close()
+
+
+def _traces(options: SchedulerOptions, registry: CollectorRegistry) -> Tracing | None:
+    try:
+        return tracing(options.otlp_endpoint, "scheduler", "scheduler", registry)
+    except ModuleNotFoundError as error:
+        raise _Misconfigured(f"traces need a package that is not installed: {error.name}") from error
 
 
 def _open_journal(options: SchedulerOptions, core: Scheduler) -> Journal | None:

@@ -51,3 +51,7 @@ class SchedulerOptions:
     metrics_port: int | None = None
     """Port of ``/metrics`` and ``/health``; 0 picks one, None is no server."""
     log_level: str = "info"
+    log_format: str = "text"
+    """``text`` or ``json``."""
+    otlp_endpoint: str = ""
+    """Of a collector that takes spans over OTLP/HTTP; empty is none."""

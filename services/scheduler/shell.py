@@ -17,6 +17,7 @@ from services.scheduler.core.machine import Scheduler
 from services.scheduler.journal import Journal
 from services.scheduler.lives import Lives, Watcher
 from services.scheduler.metrics import Figures, StepMetrics
+from services.scheduler.traces import Traces
 from shared.net.curve import SchedulerKeys
 from shared.net.loop import Callbacks, OnCrash
 from shared.net.router import Router
@@ -46,13 +47,15 @@ class Shell:
         journal: Journal | None = None,
         watchers: Iterable[Watcher] = (),
         keys: SchedulerKeys | None = None,
+        traces: Traces | None = None,
     ) -> None:
         self.core = core
         self._journal = journal
         self.gateways = Router(codec.gateway_to_scheduler, _GatewaySide(self), on_crash=self._crashed, keys=keys)
         self.executors = Router(codec.executor_to_scheduler, _ExecutorSide(self), on_crash=self._crashed, keys=keys)
         self.steps = steps
-        self.lives = Lives(core, watchers)
+        self._traces = traces
+        self.lives = Lives(core, watchers if traces is None else [*watchers, traces])
         self._on_crash = on_crash
         self._broken = False
         self._deadline = _Deadline(Callbacks(self._crashed), self._time_passed)
@@ -119,6 +122,8 @@ class Shell:
             case actions.ToExecutor(name, message):
                 if isinstance(message, executor.BatchPlan):
                     self.steps.planned(name, message)
+                    if self._traces is not None and message.admits:
+                        message = self._traces.marked(name, message, self.lives)
                 self.executors.send(name, message)
             case actions.RefuseExecutor(name, reason):
                 self.executors.refuse(name, reason)

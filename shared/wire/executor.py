@@ -68,6 +68,8 @@ class Admit(Struct, frozen=True, array_like=True):
     blocks: bytes
     """Column: the block table so far."""
     sampling: Sampling
+    trace: str = ""
+    """W3C traceparent below which the executor's spans belong, or empty."""
 
 
 class BatchPlan(Struct, frozen=True, array_like=True, tag="batch_plan"):

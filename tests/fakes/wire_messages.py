@@ -125,7 +125,18 @@ SAMPLES: list[msgspec.Struct] = [
         12,
         10,
         retires=[4],
-        admits=[executor.Admit(1, 17, tokens.pack([5, 6, 7, 8]), 3, 0, tokens.pack([2]), _SAMPLING)],
+        admits=[
+            executor.Admit(
+                1,
+                17,
+                tokens.pack([5, 6, 7, 8]),
+                3,
+                0,
+                tokens.pack([2]),
+                _SAMPLING,
+                "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+            )
+        ],
         appends=[executor.Append(0, 9)],
         work=[executor.Work(0, 31, 1, True), executor.Work(1, 0, 3, False)],
     ),

@@ -1,5 +1,6 @@
 """One readable line per record."""
 
+import json
 import logging
 import re
 from collections.abc import Iterator
@@ -42,6 +43,41 @@ def test_a_peers_text_began_a_line_of_its_own(capsys: pytest.CaptureFixture[str]
     line = capsys.readouterr().err
     assert line.count("\n") == 1
     assert line[:-1].isprintable()
+
+
+def test_json_is_one_object_a_record_with_the_fields_it_was_given(capsys: pytest.CaptureFixture[str]) -> None:
+    log.setup("a", "info", "json")
+    logging.getLogger("x").info("took %d\nms", 5, extra={log.FIELDS: {"duration_ms": 5}})
+    try:
+        raise ValueError("no")
+    except ValueError:
+        logging.getLogger("x").exception("broke")
+    told, broke = map(json.loads, capsys.readouterr().err.splitlines())
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", told.pop("time"))
+    assert told == {"level": "info", "process": "a", "logger": "x", "message": "took 5\nms", "duration_ms": 5}
+    assert broke["exception"].endswith("ValueError: no")
+
+
+def test_an_unknown_format_is_the_users_mistake() -> None:
+    with pytest.raises(ValueError, match="xml"):
+        log.setup("a", "info", "xml")
+
+
+def test_ops_47_a_warning_that_repeats_is_counted_and_told_later(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.setup("a", "info")
+    for number in range(100):
+        logging.getLogger("x").warning("refused %d", number)
+        logging.getLogger("y").info("served %d", number)
+    logging.getLogger("x").warning("something else")
+    lines = capsys.readouterr().err.splitlines()
+    assert sum("refused" in line for line in lines) == log.REPEATS
+    assert sum("served" in line for line in lines) == 100
+    assert "something else" in lines[-1]
+    monkeypatch.setattr(log, "REPEATS_S", 0.0)
+    logging.getLogger("x").warning("refused %d", 100)
+    assert capsys.readouterr().err.endswith("refused 100 (90 more like this)\n")
 
 
 def test_a_traceback_keeps_its_lines(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from tools import wheels
 
 def test_an_image_gets_the_distributions_own_dependencies_and_its_services() -> None:
     assert {"pyzmq", "starlette"} <= set(wheels.requirements("gateway"))
-    assert {"pyzmq", "torch"} <= set(wheels.requirements("executor"))
+    assert {"pyzmq", "torch", "opentelemetry-sdk"} <= set(wheels.requirements("executor"))
 
 
 @pytest.mark.parametrize("service", ["gateway", "scheduler"])

@@ -15,8 +15,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from services.gateway.api.errors import ApiError, internal, invalid
-from services.gateway.api.observe import note_of
+from services.gateway.api.note import Note, note_of
 from services.gateway.api.settings import Settings
+from services.gateway.api.trace import describe
 from services.gateway.choice import Choice, Update, join
 from services.gateway.failures import log_failure
 from services.gateway.gateway import Gateway
@@ -98,15 +99,17 @@ class Answer:
         generation = self._generation
         note = note_of(scope)
         watch = asyncio.create_task(_watch(receive, generation))
+        if note.span is not None:
+            generation.trace(note.span.traceparent)
         try:
             await generation.start()
             self._gateway.metrics.accepted(self._usage.prompt_tokens, self._settings.n, self._settings.max_tokens)
             if self._settings.stream:
-                await self._stream(send, note.arrived)
+                await self._stream(send, note)
             else:
                 updates = [join(several) for several in await generation.finished()]
                 body = await self._write(self._shape.whole, updates)
-                self._gateway.metrics.first_text(perf_counter() - note.arrived)
+                self._first_text(note)
                 await Response(body, media_type="application/json")(scope, receive, send)
             self._measure(note.arrived)
         except ApiError as error:
@@ -119,25 +122,36 @@ class Answer:
         finally:
             watch.cancel()
             generation.close()
-            finishes = ",".join(sorted({choice.finish or "none" for choice in generation.choices}))
-            note.detail = f"prompt={self._usage.prompt_tokens} output={self._usage.completion_tokens} finish={finishes}"
+            self._describe(note)
 
-    async def _stream(self, send: Send, arrived: float) -> None:
+    def _first_text(self, note: Note) -> None:
+        note.first_text_at = perf_counter()
+        self._gateway.metrics.first_text(note.first_text_at - note.arrived)
+
+    def _describe(self, note: Note) -> None:
+        usage, finishes = self._usage, sorted({choice.finish or "none" for choice in self._generation.choices})
+        note.facts = {
+            "prompt_tokens": usage.prompt_tokens,
+            "output_tokens": usage.completion_tokens,
+            "finish": ",".join(finishes),
+        }
+        if note.span is not None:
+            describe(note.span, self._gateway.options.served_model_name, self._settings, usage, finishes, note)
+
+    async def _stream(self, send: Send, note: Note) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._generation.on_overflow = task.cancel
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        is_first = True
         try:
             if opening := self._shape.opening():
                 await send({"type": "http.response.body", "body": opening, "more_body": True})
             async with contextlib.aclosing(self.events()) as events:
                 async for body in events:
                     await send({"type": "http.response.body", "body": body, "more_body": True})
-                    if is_first and body is not self._shape.keep_alive:
-                        self._gateway.metrics.first_text(perf_counter() - arrived)
-                        is_first = False
+                    if note.first_text_at is None and body is not self._shape.keep_alive:
+                        self._first_text(note)
         except asyncio.CancelledError:
             if not self._generation.overflowed:
                 raise

@@ -9,15 +9,13 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from services.gateway.api.errors import ApiError, internal
-from services.gateway.api.observe import note_of
+from services.gateway.api.note import note_of
+from services.gateway.api.observe import CLIENT_CLOSED_REQUEST
 from services.gateway.api.tenant import Tenant, tenant_in
 from services.gateway.failures import log_failure
 from services.gateway.gateway import Gateway
 
 _log = logging.getLogger(__name__)
-
-CLIENT_CLOSED_REQUEST = 499
-"""Nobody sees this status but the log and the metrics (nginx's number)."""
 
 Endpoint = Callable[[Request], Awaitable[ASGIApp]]
 

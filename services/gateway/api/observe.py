@@ -1,15 +1,20 @@
-"""The outer middleware: request ids, one log line per request, HTTP metrics. Plain ASGI, so that nothing hides a
-disconnect from the endpoints. Never logs what a request says.
+"""The outer middleware: request ids; one log line, one span and HTTP metrics for each request.
+
+Plain ASGI, so that nothing hides a disconnect from the endpoints. Never logs what a request says.
 """
 
 import logging
-from dataclasses import dataclass, field
 from time import perf_counter
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from services.gateway.api import trace
+from services.gateway.api.note import Note, note_of
+from services.gateway.api.tenant import tenant_in
 from services.gateway.ids import new_id
 from services.gateway.metrics import Metrics
+from shared.log import FIELDS
+from shared.tracing import Tracing
 
 _log = logging.getLogger("services.gateway.access")
 
@@ -32,28 +37,10 @@ ROUTES = (
     "/docs",
 )
 """Labels of the HTTP metrics; every other path is ``other``."""
+CLIENT_CLOSED_REQUEST = 499
+"""Nobody sees this status but the log and the metrics (nginx's number)."""
 POLLED = ("/health", "/ready", "/metrics")
 """Not worth a log line each."""
-
-
-@dataclass
-class Note:
-    """What the endpoint tells the log about a request."""
-
-    arrived: float = field(default_factory=perf_counter)
-    """perf_counter() of its arrival."""
-    detail: str = ""
-    client_gone: bool = False
-
-
-def note_of(scope: Scope) -> Note:
-    """The request's note; made on first use."""
-    state = scope.setdefault("state", {})
-    if "note" not in state:
-        state["note"] = Note()
-    note = state["note"]
-    assert isinstance(note, Note)
-    return note
 
 
 def route_of(path: str) -> str:
@@ -64,11 +51,12 @@ def route_of(path: str) -> str:
 
 
 class Observe:
-    """Echoes ``X-Request-Id`` (or makes one up), logs and counts."""
+    """Echoes ``X-Request-Id`` (or makes one up), logs, counts and traces."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, tracing: Tracing | None = None) -> None:
         self._app = app
         self._metrics = metrics
+        self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on."""
@@ -76,7 +64,10 @@ class Observe:
             await self._app(scope, receive, send)
             return
         note = note_of(scope)
+        route = route_of(scope["path"])
         request_id = _request_id(scope)
+        if self._tracing is not None and route not in POLLED:
+            note.span = trace.begin(self._tracing, scope["method"], route, scope["headers"])
         status = 0
 
         async def send_with_id(message: Message) -> None:
@@ -89,14 +80,25 @@ class Observe:
         try:
             await self._app(scope, receive, send_with_id)
         finally:
-            self._record(scope, request_id, 499 if note.client_gone else status or 500, note)
+            status = CLIENT_CLOSED_REQUEST if note.client_gone else status or 500
+            self._record(route, request_id.decode(), status, note, tenant_in(scope).name)
 
-    def _record(self, scope: Scope, request_id: bytes, status: int, note: Note) -> None:
-        route = route_of(scope["path"])
+    def _record(self, route: str, request_id: str, status: int, note: Note, tenant: str) -> None:
         seconds = perf_counter() - note.arrived
         self._metrics.http_ended(route, status, seconds)
-        if route not in POLLED:
-            _log.info("%s %s %d %.0fms %s", request_id.decode(), route, status, seconds * 1000, note.detail)
+        if note.span is not None:
+            trace.end(note.span, status, request_id, seconds)
+        if route in POLLED:
+            return
+        facts = dict(note.facts)
+        if note.ttft_s is not None:
+            facts["ttft_ms"] = round(1000 * note.ttft_s)
+        if tenant:
+            facts["tenant"] = tenant
+        duration_ms = round(1000 * seconds)
+        told = " ".join(f"{name}={value}" for name, value in facts.items())
+        fields = {"request_id": request_id, "route": route, "status": status, "duration_ms": duration_ms, **facts}
+        _log.info("%s %s %d %dms %s", request_id, route, status, duration_ms, told, extra={FIELDS: fields})
 
 
 def _request_id(scope: Scope) -> bytes:

@@ -1,0 +1,37 @@
+"""What is told of one HTTP request at its end, in the log and the trace. Filled on the way; quotes nothing of it."""
+
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from starlette.types import Scope
+
+from shared.tracing import Span
+
+
+@dataclass
+class Note:
+    """One request's; times are of perf_counter."""
+
+    arrived: float = field(default_factory=perf_counter)
+    first_text_at: float | None = None
+    client_gone: bool = False
+    facts: dict[str, Any] = field(default_factory=dict)
+    """For the log: prompt and output tokens, finish reasons."""
+    span: Span | None = None
+    """None: nobody traces it."""
+
+    @property
+    def ttft_s(self) -> float | None:
+        """From arrival to the first text sent."""
+        return None if self.first_text_at is None else self.first_text_at - self.arrived
+
+
+def note_of(scope: Scope) -> Note:
+    """The request's note; made on first use."""
+    state = scope.setdefault("state", {})
+    if "note" not in state:
+        state["note"] = Note()
+    note = state["note"]
+    assert isinstance(note, Note)
+    return note
