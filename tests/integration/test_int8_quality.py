@@ -19,8 +19,6 @@ from tools import model as model_folders
 CPU = torch.device("cpu")
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK_SIZE, WINDOW = 16, 512
-MOST = 0.05
-"""Measured: 3 to 4.5 per cent above bfloat16's, the head and the down products giving most of it; the aim is 1."""
 
 
 def perplexity(folder: Path, tokens: np.ndarray, quantization: Quantization) -> float:
@@ -45,22 +43,23 @@ def perplexity(folder: Path, tokens: np.ndarray, quantization: Quantization) -> 
     return math.exp(total / count)
 
 
-def compare(num_bytes: int) -> None:
+def compare(num_bytes: int, most: float) -> None:
+    """``most``: by what share int8's perplexity may differ."""
     folder = model_folders.cached("default", lambda _: None)
     text = "".join(path.read_text() for path in sorted((ROOT / "docs").glob("*.md")))[:num_bytes]
     assert len(text) == num_bytes
     tokens = np.array(AutoTokenizer.from_pretrained(folder).encode(text), dtype=np.int32)
     exact, quantized = (perplexity(folder, tokens, quantization) for quantization in ("none", "int8"))
-    assert abs(quantized / exact - 1) < MOST, f"{len(tokens)} tokens: bfloat16 {exact:.3f}, int8 {quantized:.3f}"
+    assert abs(quantized / exact - 1) < most, f"{len(tokens)} tokens: bfloat16 {exact:.3f}, int8 {quantized:.3f}"
 
 
 @pytest.mark.model
 @pytest.mark.timeout(300)
 def test_int8_perplexity_stays_near_bfloat16s() -> None:
-    compare(10_000)
+    compare(10_000, most=0.02)
 
 
 @pytest.mark.model
 @pytest.mark.soak
 def test_int8_perplexity_on_fifty_kilobytes() -> None:
-    compare(50_000)
+    compare(50_000, most=0.01)

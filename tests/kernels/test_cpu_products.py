@@ -40,6 +40,21 @@ def test_int8_is_near_the_product_it_stands_for(kernels: CpuLibrary, dtype: torc
     assert error.norm() < 0.02 * exact.norm()
 
 
+def test_one_large_input_leaves_the_others_their_precision(kernels: CpuLibrary) -> None:
+    x, weight = _random(4, 576), _random(96, 576, seed=1)
+    x[:, 100] = 300
+    weight[:, 100] = 0  # it takes the scale, and gives nothing to the result
+    exact = x.double() @ weight.double().T
+    error = kernels.int8_linear(weight, None)(x).double() - exact
+    assert error.norm() < 0.2 * exact.norm()  # without turning the inputs first: 0.7
+
+
+@pytest.mark.parametrize("depth", [1, 63, 64, 130, 576])
+def test_turning_keeps_products_and_lengths(depth: int) -> None:
+    x, weight = _random(5, depth).double(), _random(7, depth, seed=1).double()
+    torch.testing.assert_close(int8.rotate(x) @ int8.rotate(weight).T, x @ weight.T)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("place", [3, 574])
 def test_a_row_that_is_not_finite_spoils_itself_alone(kernels: CpuLibrary, bad: float, place: int) -> None:

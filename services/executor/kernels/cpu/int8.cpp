@@ -4,13 +4,15 @@
 //
 // Weights are packed as [columns / 32][depth / 4][32][4]: one 64-byte vector holds four neighbouring inputs of sixteen
 // columns, which is what VNNI's dot product reads. Activations are stored plus 128, as that instruction wants one side
-// unsigned; 128 times the column's sum is taken off again.
+// unsigned; 128 times the column's sum is taken off again. Rows are turned before they are quantized, as the weights were:
+// see rotation.h.
 #pragma GCC optimize("fp-contract=off")  // a product is rounded before it is added: as plain torch and every CPU do
 #if defined(__clang__)
 #pragma clang fp contract(off)
 #endif
 #include <vector>
 
+#include "rotation.h"
 #include "vector.h"
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -24,18 +26,20 @@ constexpr int64_t kWorthThreads = 1 << 16;  // bytes of weights, or elements of 
 
 typedef uint8_t bytes __attribute__((vector_size(16)));
 
-// Quantize one row: out[i] = round(x[i] / scale) + 128. Returns the scale; NaN where the row holds NaN or an infinity.
+// Quantize one row: out[i] = round(turned x[i] / scale) + 128. Returns the scale; NaN where the row holds NaN or an
+// infinity. ``turned`` has room for the row.
 template <typename T>
-float quantize(const T* x, uint8_t* out, int64_t depth, int64_t padded) {
+float quantize(const T* x, float* turned, uint8_t* out, int64_t depth, int64_t padded) {
+  rotate(x, turned, depth);
   vec top = {}, poison = {};
   float last = 0, last_poison = 0;
   int64_t i = 0;
   for (; i + kWidth <= depth; i += kWidth) {
-    const vec v = load(x + i), size = v < 0.0f ? -v : v;
+    const vec v = load(turned + i), size = v < 0.0f ? -v : v;
     top = size > top ? size : top;
     poison += v * 0.0f;
   }
-  for (; i < depth; ++i) { last = std::max(last, std::fabs(widen(x[i]))); last_poison += widen(x[i]) * 0.0f; }
+  for (; i < depth; ++i) { last = std::max(last, std::fabs(turned[i])); last_poison += turned[i] * 0.0f; }
   const float largest = std::max(reduce_max(top), last);
   const float factor = largest > 0 ? 127.0f / largest : 0.0f;
   if (reduce_sum(poison) + last_poison != 0.0f || !(factor < INFINITY)) {  // not finite, or too small to tell from 0
@@ -43,11 +47,11 @@ float quantize(const T* x, uint8_t* out, int64_t depth, int64_t padded) {
     return largest < 1.0f && reduce_sum(poison) + last_poison == 0.0f ? 0.0f : NAN;
   }
   for (i = 0; i + kWidth <= depth; i += kWidth) {
-    const vec shifted = load(x + i) * factor + 12582912.0f;  // the integer lies in the low bits
+    const vec shifted = load(turned + i) * factor + 12582912.0f;  // the integer lies in the low bits
     const bytes q = __builtin_convertvector((ivec)shifted - (0x4B400000 - 128), bytes);
     std::memcpy(out + i, &q, sizeof q);
   }
-  for (; i < depth; ++i) out[i] = uint8_t(int(std::nearbyint(widen(x[i]) * factor)) + 128);
+  for (; i < depth; ++i) out[i] = uint8_t(int(std::nearbyint(turned[i] * factor)) + 128);
   std::memset(out + depth, 128, padded - depth);
   return largest / 127.0f;
 }
@@ -143,7 +147,11 @@ void product(const Product& p) {
   float* const scale = row_scales.data();
   const T* x = static_cast<const T*>(p.x);
 #pragma omp parallel for if (p.rows * padded >= kWorthThreads)
-  for (int64_t r = 0; r < p.rows; ++r) scale[r] = quantize(x + r * p.depth, q + r * padded, p.depth, padded);
+  for (int64_t r = 0; r < p.rows; ++r) {
+    static thread_local std::vector<float> turned;
+    if (int64_t(turned.size()) < p.depth) turned.resize(p.depth);
+    scale[r] = quantize(x + r * p.depth, turned.data(), q + r * padded, p.depth, padded);
+  }
 #pragma omp parallel for if (groups > 1 && groups * kColumns * padded >= kWorthThreads)
   for (int64_t g = 0; g < groups; ++g) {
     alignas(64) int32_t sums[kRows][kColumns];
