@@ -44,6 +44,8 @@ class Backend(Protocol):
     device: str
     numerics: str
     """Fingerprint of all that may change a bit of a result."""
+    batch_dependent: list[str]
+    """Parts of the model whose bits may move with what else is in a step."""
 
     def warm_up(self) -> None:
         """Run what a first step would otherwise pay for. Called once, before the first hello."""

@@ -17,7 +17,8 @@ from services.executor.kernels.interface import LayerCache
 from services.executor.kernels.triton.kernels import StepColumns, TritonAttention, TritonKernels
 from services.executor.kernels.triton.tiles import SEGMENT, Tiles
 from services.executor.kernels.upload import upload
-from services.executor.model.llama import Llama, States
+from services.executor.model.llama import Llama
+from services.executor.model.paged import States
 
 _MAX_CONTEXT = 32768
 """Longest context in a captured step: scratch memory is captured for it. Attention outweighs launching long before."""

@@ -5,11 +5,12 @@ Called by the torch backend while it loads. Says what it chose in one log line.
 
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from services.executor.model.config import ModelConfig
+from services.executor.model.paged import KvShape
 from shared.wire.facts import MAX_BLOCKS
 
 log = logging.getLogger(__name__)
@@ -21,7 +22,7 @@ _MEBIBYTE = 1 << 20
 
 
 def num_blocks(
-    config: ModelConfig,
+    kv_shapes: Sequence[KvShape],
     device: torch.device,
     dtype: torch.dtype,
     *,
@@ -36,7 +37,7 @@ def num_blocks(
     By default on CPU half of the free memory but at most 2 GiB, on CUDA 85%; more only where one whole context needs it
     and it is free, and never more than all lanes could fill. Raises ValueError when not one block fits.
     """
-    per_block = block_bytes(config, dtype, block_size)
+    per_block = block_bytes(kv_shapes, dtype, block_size)
     blocks_of_context = -(-context_len // block_size)
     if wanted is not None:
         chosen, why = wanted, "as asked"
@@ -58,9 +59,9 @@ def num_blocks(
     return chosen
 
 
-def block_bytes(config: ModelConfig, dtype: torch.dtype, block_size: int) -> int:
+def block_bytes(kv_shapes: Sequence[KvShape], dtype: torch.dtype, block_size: int) -> int:
     """Bytes of one block in all layers."""
-    return 2 * config.num_layers * block_size * config.num_kv_heads * config.head_dim * dtype.itemsize
+    return 2 * block_size * sum(num_heads * head_dim for num_heads, head_dim in kv_shapes) * dtype.itemsize
 
 
 def free_bytes(device: torch.device) -> int:

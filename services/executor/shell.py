@@ -126,6 +126,7 @@ class Shell:
             limits=backend.limits,
             device=backend.device,
             numerics=backend.numerics,
+            batch_dependent=backend.batch_dependent,
         )
 
     def heartbeat(self) -> Heartbeat:

@@ -172,6 +172,9 @@ class _ExecutorSide:
         self._shell = shell
 
     def hello(self, peer: str, message: executor.ExecutorHello) -> None:
+        if message.batch_dependent:
+            parts = ", ".join(message.batch_dependent)
+            _log.warning("on executor %s bits may depend on what else is in a step: %s", peer, parts)
         self._shell.handle(events.ExecutorJoined(peer, message))
 
     def message(self, peer: str, message: executor.BatchResult | executor.BatchFailed | executor.Draining) -> None:

@@ -29,6 +29,8 @@ class ExecutorHello(Struct, frozen=True, array_like=True, tag="executor_hello"):
     numerics: str
     """Fingerprint of all that may change a bit of a result: weights, dtype, instruction set, versions, threads."""
     protocol: int = PROTOCOL
+    batch_dependent: list[str] = []
+    """Parts of the model whose bits may move with what else is in a step."""
 
 
 class ExecutorWelcome(Struct, frozen=True, array_like=True, tag="executor_welcome"):

@@ -5,8 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 VOCAB_SIZE = 131
 CONTEXT_LEN = 128
@@ -56,9 +65,14 @@ CONFIGS: dict[str, Any] = {
 
 
 def reference(name: str) -> PreTrainedModel:
+    """transformers' own model of the shape of that name."""
+    return made(CONFIGS[name])
+
+
+def made(config: PreTrainedConfig) -> PreTrainedModel:
     """transformers' own model of that shape: random, the same each time, biases and norms random too."""
     generator = torch.Generator().manual_seed(11)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(CONFIGS[name], attn_implementation="eager").eval()
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
@@ -90,3 +104,10 @@ def edit_config(folder: Path, **changes: Any) -> None:
     file = folder / "config.json"
     config = json.loads(file.read_text()) | changes
     file.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+
+
+def edit_weights(folder: Path, **changes: torch.Tensor | None) -> None:
+    """Replace tensors of model.safetensors; None removes one."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file) | changes
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, file)

@@ -118,7 +118,7 @@ SAMPLES: list[msgspec.Struct] = [
         ]
     ),
     gateway.StateReply(7, "{}"),
-    executor.ExecutorHello("e1", 42, _FACTS, ExecutorLimits(100, 16, 8, 512), "cpu", "abc"),
+    executor.ExecutorHello("e1", 42, _FACTS, ExecutorLimits(100, 16, 8, 512), "cpu", "abc", 1, ["experts"]),
     executor.ExecutorWelcome(3),
     executor.batch_plan(
         3,

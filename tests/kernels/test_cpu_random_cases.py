@@ -38,7 +38,7 @@ def one_case(number: int) -> None:
     if draw.random() < 0.3:
         norm = QkNorm(*(torch.randn(dim, generator=generator) for _ in range(2)), 1e-6)
     angles = torch.outer(torch.arange(max(lens) + 1.0), 10000 ** (-torch.arange(0, dim, 2) / dim))
-    rotary = Rotary(angles.cos(), angles.sin())
+    rotary = Rotary(angles.cos(), angles.sin()) if draw.random() < 0.8 else None
     sides = [(kernels, guarded(kernels, sum(needed) + 2, block_size, kv_heads, dim)) for kernels in KERNELS]
     written = 0
     for parts in ([(0, start) for start in starts], [(s, n - s) for s, n in zip(starts, lens, strict=True)]):

@@ -42,7 +42,8 @@ class World:
     """(context length, tokens of this step) a row."""
     seed: int = 0
     normed: bool = False
-    turns: Rotary = field(init=False)
+    is_turned: bool = True
+    turns: Rotary | None = field(init=False)
     norm: QkNorm | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -51,7 +52,7 @@ class World:
         heads = shape.heads + 2 * shape.kv_heads
         self.qkv = [self.random(context, heads, shape.head_dim) for context, _ in self.rows]
         angles = torch.outer(torch.arange(3000.0), torch.rand(shape.head_dim // 2, generator=self.generator))
-        self.turns = Rotary(angles.cos().to(DEVICE), angles.sin().to(DEVICE))
+        self.turns = Rotary(angles.cos().to(DEVICE), angles.sin().to(DEVICE)) if self.is_turned else None
         self.norm = QkNorm(self.random(shape.head_dim), self.random(shape.head_dim), 1e-6) if self.normed else None
 
     def random(self, *size: int) -> Tensor:
@@ -112,7 +113,12 @@ contexts = st.one_of(st.integers(1, 40), st.sampled_from([SEGMENT, SEGMENT + 1, 
     lambda n: st.tuples(st.just(n), st.just(1) | st.integers(1, min(n, 9)))
 )
 worlds = st.builds(
-    World, shapes, st.lists(contexts, min_size=1, max_size=4), st.integers(0, 2**31), normed=st.booleans()
+    World,
+    shapes,
+    st.lists(contexts, min_size=1, max_size=4),
+    st.integers(0, 2**31),
+    normed=st.booleans(),
+    is_turned=st.booleans(),
 )
 
 

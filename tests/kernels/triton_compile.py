@@ -60,8 +60,9 @@ def compile_all(architecture: int, dtype: torch.dtype) -> None:
         compile_kernel(product.product_kernel, architecture, types, constants, num_warps=4, num_stages=3)
     types = _types(dtype, "qkv query_norm key_norm queries keys values")
     types |= {"cos": floats, "sin": floats, "positions": ints, "slots": "*i64", "eps": "fp32"}
-    constants = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "BLOCK_SIZE": 16, "NORM": True, "HEADS": 8}
-    compile_kernel(elementwise.rotary_write_kernel, architecture, types, constants | {"PADDED_HALF": 64}, num_warps=2)
+    constants = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "BLOCK_SIZE": 16}
+    constants |= {"NORM": True, "TURN": True, "HEADS": 8, "PADDED_HALF": 64}
+    compile_kernel(elementwise.rotary_write_kernel, architecture, types, constants, num_warps=2)
     constants = {"COLUMNS": 8192, "PADDED": 8192, "ADD": True}
     types = _types(dtype, "x residual weight out") | {"eps": "fp32"}
     compile_kernel(elementwise.add_rms_norm_kernel, architecture, types, constants, num_warps=16)

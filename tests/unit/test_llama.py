@@ -4,22 +4,16 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors.torch import load_file
 
-from services.executor.kernels.reference import ReferenceKernels
 from services.executor.model import config as model_config
-from services.executor.model.llama import Llama
 from services.executor.model.weights import Weights, digest, weight_files
-from shared.wire.sampling import Sampling
 from tests.fakes import tiny_models
-from tests.fakes.steps import Row, step
+from tests.fakes.paged import Paged, assert_close, reference_logits
 
 CPU = torch.device("cpu")
-BLOCK_SIZE = 4
 PROMPTS = [[5, 6, 7], list(range(10, 50)), [99], list(range(100, 20, -1)), [3] * 17]
 
 
@@ -32,64 +26,14 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-class Paged:
-    """A loaded model with its KV memory, fed in pieces; blocks are dealt in a scattered order."""
-
-    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
-        kernels = ReferenceKernels(CPU)
-        self.config = model_config.read(folder)
-        self.model = Llama(self.config, Weights(folder, CPU, dtype), kernels, CPU)
-        shape = (200, BLOCK_SIZE, self.config.num_kv_heads, self.config.head_dim)
-        self.caches = [kernels.new_cache(*shape, dtype) for _ in range(self.config.num_layers)]
-        for cache in self.caches:
-            for part in cache:
-                part.fill_(float("nan"))
-        self.free = np.random.default_rng(1).permutation(200).tolist()
-
-    def logits(self, prompts: list[list[int]], cuts: list[int]) -> list[Tensor]:
-        """Logits after each token of each prompt that ends a piece; ``cuts`` are the sizes of pieces, in turn."""
-        blocks = [[self.free.pop() for _ in range(-(-len(prompt) // BLOCK_SIZE))] for prompt in prompts]
-        done = [0] * len(prompts)
-        found: list[list[Tensor]] = [[] for _ in prompts]
-        turn = 0
-        while any(at < len(prompt) for at, prompt in zip(done, prompts, strict=True)):
-            rows, who = [], []
-            for i, prompt in enumerate(prompts):
-                size = min(cuts[(turn + i) % len(cuts)], len(prompt) - done[i])
-                if size:
-                    rows.append(Row(prompt, done[i], size, blocks[i], Sampling()))
-                    who.append(i)
-                    done[i] += size
-            turn += 1
-            with torch.inference_mode():
-                logits = self.model.forward(step(rows, BLOCK_SIZE), self.caches, BLOCK_SIZE)
-            for i, row in zip(who, logits, strict=True):
-                found[i].append(row)
-        return [torch.stack(rows) for rows in found]
-
-
-def reference_logits(model: torch.nn.Module, prompt: list[int]) -> Tensor:
-    with torch.inference_mode():
-        logits: Tensor = model(torch.tensor([prompt])).logits[0]
-    return logits
-
-
-def assert_close(found: Tensor, expected: Tensor) -> None:
-    """Within 1e-4 of the largest logit."""
-    assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
-
-
 @pytest.mark.parametrize("name", tiny_models.CONFIGS)
 def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
     model = tiny_models.reference(name)
     paged = Paged(tiny_models.save(model, tmp_path))
     whole = [reference_logits(model, prompt) for prompt in PROMPTS]
-    token_by_token = paged.logits(PROMPTS, cuts=[1])
-    for found, expected in zip(token_by_token, whole, strict=True):
-        assert_close(found, expected)
-    for cuts in ([1000], [16, 1, 5]):
+    for cuts in ([1], [1000], [16, 1, 5]):
         for found, expected in zip(paged.logits(PROMPTS, cuts), whole, strict=True):
-            assert_close(found[-1], expected[-1])
+            assert_close(found, expected)
 
 
 def test_bfloat16_stays_near_float32(tmp_path: Path) -> None:
@@ -140,28 +84,22 @@ def test_a_broken_config_is_the_users_mistake(content: str, tmp_path: Path) -> N
         model_config.read(tmp_path)
 
 
-def edit_weights(folder: Path, **changes: Tensor | None) -> None:
-    file = folder / "model.safetensors"
-    tensors = load_file(file) | changes
-    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, file)
-
-
 def test_vllm_30412_tensors_missing_extra_doubled_or_misshapen(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tiny_models.save(tiny_models.reference("llama, tied"), tmp_path)
     expected = Paged(folder).logits([PROMPTS[1]], [1000])[0]
     embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
-    edit_weights(folder, **{"lm_head.weight": embedding.clone(), "rope_freqs.weight": torch.ones(4)})
+    tiny_models.edit_weights(folder, **{"lm_head.weight": embedding.clone(), "rope_freqs.weight": torch.ones(4)})
     assert torch.equal(Paged(folder).logits([PROMPTS[1]], [1000])[0], expected)
     assert not caplog.records
-    edit_weights(folder, **{"model.layers.0.surprise": torch.ones(4)})
+    tiny_models.edit_weights(folder, **{"model.layers.0.surprise": torch.ones(4)})
     Paged(folder)
     assert "model.layers.0.surprise" in caplog.text
-    edit_weights(folder, **{"model.norm.weight": torch.ones(7)})
+    tiny_models.edit_weights(folder, **{"model.norm.weight": torch.ones(7)})
     with pytest.raises(ValueError, match=r"model\.norm\.weight.*\(7,\).*\(48,\)"):
         Paged(folder)
-    edit_weights(folder, **{"model.norm.weight": None})
+    tiny_models.edit_weights(folder, **{"model.norm.weight": None})
     with pytest.raises(ValueError, match=r"lack model\.norm\.weight"):
         Paged(folder)
 
@@ -191,5 +129,5 @@ def test_the_digest_tells_weights_apart(tmp_path: Path) -> None:
     folder = tiny_models.save(tiny_models.reference("llama, grouped heads"), tmp_path)
     before = digest(weight_files(folder))
     assert digest(weight_files(folder)) == before
-    edit_weights(folder, **{"model.norm.weight": torch.full((48,), 1.5)})
+    tiny_models.edit_weights(folder, **{"model.norm.weight": torch.full((48,), 1.5)})
     assert digest(weight_files(folder)) != before

@@ -7,21 +7,17 @@ import pytest
 import torch
 
 from services.executor import memory
-from services.executor.model import config as model_config
+from services.executor.model.paged import KvShape
 from shared.wire.facts import MAX_BLOCKS
-from tests.fakes import tiny_models
 
 CPU = torch.device("cpu")
 GIBIBYTE = 1 << 30
 
 
-@pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> model_config.ModelConfig:
-    folder = tiny_models.save(tiny_models.reference("llama, grouped heads"), tmp_path_factory.mktemp("model"))
-    return model_config.read(folder)
+LAYERS = [KvShape(num_heads=3, head_dim=8)] * 2
 
 
-def blocks(config: model_config.ModelConfig, **settings: Any) -> int:
+def blocks(**settings: Any) -> int:
     defaults: dict[str, Any] = {
         "block_size": 16,
         "context_len": 128,
@@ -29,28 +25,26 @@ def blocks(config: model_config.ModelConfig, **settings: Any) -> int:
         "wanted": None,
         "kv_memory": None,
     }
-    return memory.num_blocks(config, CPU, torch.float32, **defaults | settings)
+    return memory.num_blocks(LAYERS, CPU, torch.float32, **defaults | settings)
 
 
-def test_what_is_asked_for_is_held(config: model_config.ModelConfig) -> None:
-    assert blocks(config, wanted=7) == 7
+def test_what_is_asked_for_is_held() -> None:
+    assert blocks(wanted=7) == 7
     per_block = 2 * 2 * 16 * 3 * 8 * 4
-    assert blocks(config, kv_memory=5 * per_block + 1) == 5
-    assert memory.block_bytes(config, torch.bfloat16, 16) == per_block // 2
+    assert blocks(kv_memory=5 * per_block + 1) == 5
+    assert memory.block_bytes(LAYERS, torch.bfloat16, 16) == per_block // 2
     with pytest.raises(ValueError, match="no KV block fits"):
-        blocks(config, kv_memory=per_block - 1)
+        blocks(kv_memory=per_block - 1)
 
 
-def test_the_default_is_half_of_what_is_free_up_to_a_cap(
-    config: model_config.ModelConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    per_block = memory.block_bytes(config, torch.float32, 16)
+def test_the_default_is_half_of_what_is_free_up_to_a_cap(monkeypatch: pytest.MonkeyPatch) -> None:
+    per_block = memory.block_bytes(LAYERS, torch.float32, 16)
     for free, expected in ((GIBIBYTE, GIBIBYTE // 2), (100 * GIBIBYTE, 2 * GIBIBYTE)):
         monkeypatch.setattr(memory, "free_bytes", lambda _, free=free: free)
-        assert blocks(config) == expected // per_block
-    assert blocks(config, max_lanes=3) == 3 * 8, "more than all lanes can fill is of no use"
+        assert blocks() == expected // per_block
+    assert blocks(max_lanes=3) == 3 * 8, "more than all lanes can fill is of no use"
     long_context = 3 * GIBIBYTE // per_block * 16
-    assert blocks(config, context_len=long_context) == long_context // 16, "one whole context, where there is room"
+    assert blocks(context_len=long_context) == long_context // 16, "one whole context, where there is room"
 
 
 @pytest.mark.parametrize("names", [("memory.max", "memory.current"), None])
@@ -70,6 +64,6 @@ def test_free_memory_is_positive_and_less_than_all() -> None:
     assert 0 < memory.free_bytes(CPU) <= total
 
 
-def test_no_more_blocks_than_a_scheduler_keeps_books_of(config: model_config.ModelConfig) -> None:
-    assert blocks(config, wanted=10**9) == MAX_BLOCKS
-    assert blocks(config, kv_memory=10**18) == MAX_BLOCKS
+def test_no_more_blocks_than_a_scheduler_keeps_books_of() -> None:
+    assert blocks(wanted=10**9) == MAX_BLOCKS
+    assert blocks(kv_memory=10**18) == MAX_BLOCKS

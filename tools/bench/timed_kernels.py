@@ -29,7 +29,7 @@ class TimedKernels:
 
     def __init__(self, inner: Kernels) -> None:
         self._inner = inner
-        self.name = inner.name
+        self.name, self.quantization = inner.name, inner.quantization
         self.counting = False
         self.ns: Counter[str] = Counter()
         """Nanoseconds by part since the last ``reset``."""
@@ -90,7 +90,7 @@ class _TimedAttention:
         self._kernels, self._inner = kernels, inner
 
     def rotate_and_write(
-        self, qkv_TXD: Tensor, num_heads: int, rotary: Rotary, norm: QkNorm | None, cache: LayerCache
+        self, qkv_TXD: Tensor, num_heads: int, rotary: Rotary | None, norm: QkNorm | None, cache: LayerCache
     ) -> Tensor:
         function = self._inner.rotate_and_write
         result: Tensor = self._kernels.timed(ROTARY, function, qkv_TXD, num_heads, rotary, norm, cache)

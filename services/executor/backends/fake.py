@@ -51,6 +51,7 @@ class FakeBackend:
         self.limits = limits
         self.device = "cpu"
         self.numerics = "fake-1"
+        self.batch_dependent: list[str] = []
         self._faults = faults or Faults()
         self._striker = Striker(self._faults.rules)
         self._constraints = Constraints(facts.vocab_size, partial(read_vocabulary, facts, None))

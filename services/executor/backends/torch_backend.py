@@ -18,10 +18,10 @@ from services.executor.batch import PromptRow, SampleRow, StepBatch
 from services.executor.constraints import Constraints
 from services.executor.kernels.choice import choose
 from services.executor.kernels.interface import Kernels, LayerCache
-from services.executor.model import config as model_config
+from services.executor.model import choice, end_tokens, weights
 from services.executor.model import device as devices
-from services.executor.model import end_tokens, weights
-from services.executor.model.llama import Llama, States
+from services.executor.model.llama import Llama
+from services.executor.model.paged import PagedModel, States
 from services.executor.options import ExecutorOptions
 from shared.constraints import read_vocabulary
 from shared.wire.facts import ExecutorLimits, ModelFacts
@@ -53,20 +53,24 @@ class TorchBackend:
         torch_device = devices.choose_device(options.device)
         dtype = devices.choose_dtype(options.dtype, torch_device)
         threads = devices.set_threads(options.threads)
-        config = model_config.read(folder)
+        config = choice.read(folder)
         context_len = _context_len(options.max_model_len, config.context_len)
-        kernels = choose(torch_device, dtype, config.head_dim, options.block_size, options.quantization)
-        kernels = kernels if wrap is None else wrap(kernels)
         self.device = devices.describe(torch_device)
         self.facts = _facts(folder, config.vocab_size, context_len)
         started = time.monotonic()
         quantized = "" if options.quantization == "none" else f", weights {options.quantization}"
         on_progress(f"loading {self.facts.model} as {dtype}{quantized} on {self.device}, {threads} threads")
-        opened = weights.Weights(folder, torch_device, dtype)
+
+        def kernels_of(head_dim: int) -> Kernels:
+            kernels = choose(torch_device, dtype, head_dim, options.block_size, options.quantization)
+            return kernels if wrap is None else wrap(kernels)
+
         with torch.inference_mode():
-            self._model = Llama(config, opened, kernels, torch_device)
+            self._model, kernels = choice.load(
+                config, folder, kernels_of, torch_device, dtype, context_len, on_progress
+            )
         num_blocks = memory.num_blocks(
-            config,
+            self._model.kv_shapes,
             torch_device,
             dtype,
             block_size=options.block_size,
@@ -75,13 +79,21 @@ class TorchBackend:
             wanted=options.num_blocks,
             kv_memory=options.kv_memory,
         )
-        shape = (num_blocks, options.block_size, config.num_kv_heads, config.head_dim)
-        self._caches = [kernels.new_cache(*shape, dtype) for _ in range(config.num_layers)]
+        self._caches = [
+            kernels.new_cache(num_blocks, options.block_size, *shape, dtype) for shape in self._model.kv_shapes
+        ]
+        self.batch_dependent = self._model.batch_dependent + _plain(kernels)
         self._choose = _choose_with(kernels)
         self._constraints = Constraints(config.vocab_size, partial(read_vocabulary, self.facts, folder))
         self._graphs = _decode_graphs(self._model, kernels, self._caches, options, context_len)
         self.limits = ExecutorLimits(num_blocks, options.block_size, options.max_lanes, options.max_step_tokens)
-        parts = (weights.digest(opened.files), dtype, self.device, platform.machine(), torch.__version__)
+        parts = (
+            weights.digest(weights.weight_files(folder)),
+            dtype,
+            self.device,
+            platform.machine(),
+            torch.__version__,
+        )
         self.numerics = hashlib.sha256(
             repr((*parts, options.quantization, kernels.name, threads)).encode()
         ).hexdigest()[:16]
@@ -156,10 +168,10 @@ def _context_len(wanted: int | None, trained: int) -> int:
 
 
 def _decode_graphs(
-    model: Llama, kernels: Kernels, caches: list[LayerCache], options: ExecutorOptions, context_len: int
+    model: PagedModel, kernels: Kernels, caches: list[LayerCache], options: ExecutorOptions, context_len: int
 ) -> "DecodeGraphs | None":
-    """Captured decode steps where the kernels can be captured: Triton's, which nothing else may import."""
-    if not kernels.name.startswith("triton"):
+    """Captured decode steps where model and kernels can be captured: ours, and Triton's, which few may import."""
+    if not kernels.name.startswith("triton") or not isinstance(model, Llama):
         return None
     from services.executor.cuda_graphs import DecodeGraphs
     from services.executor.kernels.triton.kernels import TritonKernels
@@ -167,6 +179,11 @@ def _decode_graphs(
     if not isinstance(kernels, TritonKernels):  # something that measures stands between: it must see every call
         return None
     return DecodeGraphs(model, kernels, caches, options.block_size, options.max_lanes, context_len)
+
+
+def _plain(kernels: Kernels) -> list[str]:
+    """Plain torch pads the contexts of a step to one length, which moves the last bits of its sums."""
+    return ["attention in plain torch"] if kernels.name == "reference" else []
 
 
 def _choose_with(kernels: Kernels) -> sampling.Choose:

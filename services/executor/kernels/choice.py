@@ -4,7 +4,7 @@ import logging
 
 import torch
 
-from services.executor.kernels.cpu.bindings import supports
+from services.executor.kernels.cpu import bindings
 from services.executor.kernels.cpu.build import NoCompilerError
 from services.executor.kernels.cpu.kernels import CompiledKernels
 from services.executor.kernels.interface import Kernels, Quantization
@@ -26,7 +26,7 @@ def choose(
             raise ValueError(f"quantization {quantization} is for CPUs; this executor runs on CUDA")
         return _cuda_kernels(device)
     if device.type == "cpu":
-        if not supports(head_dim, block_size, dtype):
+        if not bindings.supports(head_dim, block_size, dtype):
             log.warning(
                 "plain torch kernels, several times slower: the compiled ones have no head size %d with block size %d "
                 "(a multiple of 16 is needed) in %s",
@@ -38,6 +38,11 @@ def choose(
             except NoCompilerError as error:
                 log.warning("plain torch kernels, several times slower: %s", error)
     return ReferenceKernels(device, quantization)
+
+
+def padded_head_dim(device: torch.device, head_dim: int) -> int:
+    """The head size to keep KV in, padded with zeros, so that the fastest kernels serve heads of ``head_dim``."""
+    return bindings.padded_head_dim(head_dim) if device.type == "cpu" else head_dim + head_dim % 2
 
 
 def _cuda_kernels(device: torch.device) -> Kernels:

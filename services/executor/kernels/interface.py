@@ -49,11 +49,12 @@ class StepAttention(Protocol):
     """Paged attention of one step: made once per step, used by every layer of it."""
 
     def rotate_and_write(
-        self, qkv_TXD: Tensor, num_heads: int, rotary: Rotary, norm: QkNorm | None, cache: LayerCache
+        self, qkv_TXD: Tensor, num_heads: int, rotary: Rotary | None, norm: QkNorm | None, cache: LayerCache
     ) -> Tensor:
         """Rotate queries and keys to their positions and store keys and values in their slots; no other slot changes.
 
-        ``qkv`` holds H + 2 K heads: queries, keys, values. Returns the queries [T, H, D].
+        ``qkv`` holds H + 2 K heads: queries, keys, values. Without ``rotary`` nothing is rotated: the model has put the
+        positions in, or has none there. Returns the queries [T, H, D].
         """
         ...
 
@@ -71,6 +72,7 @@ class Kernels(Protocol):
 
     name: str
     """Part of the numerics fingerprint."""
+    quantization: Quantization
 
     def new_cache(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype

@@ -74,7 +74,7 @@ class _ReferenceAttention:
         self._groups = [_group(batch, rows, block_size, device) for rows in _grouped(batch)]
 
     def rotate_and_write(
-        self, qkv_TXD: Tensor, num_heads: int, rotary: Rotary, norm: QkNorm | None, cache: LayerCache
+        self, qkv_TXD: Tensor, num_heads: int, rotary: Rotary | None, norm: QkNorm | None, cache: LayerCache
     ) -> Tensor:
         num_kv_heads = (qkv_TXD.shape[1] - num_heads) // 2
         turning = qkv_TXD[:, : num_heads + num_kv_heads]
@@ -82,14 +82,17 @@ class _ReferenceAttention:
             queries = F.rms_norm(turning[:, :num_heads], norm.query_D.shape, norm.query_D, norm.eps)
             keys = F.rms_norm(turning[:, num_heads:], norm.key_D.shape, norm.key_D, norm.eps)
             turning = torch.cat((queries, keys), dim=1)
-        if self._turns is None:
-            self._turns = rotary.cos[self._positions, None], rotary.sin[self._positions, None]
-        cos, sin = self._turns
-        first, second = turning.chunk(2, dim=-1)
-        turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(qkv_TXD.dtype)
+        turned = turning if rotary is None else self._turned(turning, rotary).to(qkv_TXD.dtype)
         cache.keys.flatten(0, 1).index_copy_(0, self._slots, turned[:, num_heads:])
         cache.values.flatten(0, 1).index_copy_(0, self._slots, qkv_TXD[:, num_heads + num_kv_heads :])
         return turned[:, :num_heads]
+
+    def _turned(self, heads_TXD: Tensor, rotary: Rotary) -> Tensor:
+        if self._turns is None:
+            self._turns = rotary.cos[self._positions, None], rotary.sin[self._positions, None]
+        cos, sin = self._turns
+        first, second = heads_TXD.chunk(2, dim=-1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
     def attend(self, queries_THD: Tensor, cache: LayerCache, scale: float, window: int) -> Tensor:
         if len(self._groups) == 1 and self._groups[0].valid is None:  # the group is the step, in its order
@@ -169,7 +172,7 @@ class ReferenceKernels:
     name = "reference"
 
     def __init__(self, device: torch.device, quantization: Quantization = "none") -> None:
-        self._device, self._quantization = device, quantization
+        self._device, self.quantization = device, quantization
 
     def new_cache(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
@@ -181,7 +184,7 @@ class ReferenceKernels:
         return _ReferenceAttention(batch, block_size, self._device)
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        if self._quantization == "int8":
+        if self.quantization == "int8":
             return int8.plain(weight, bias)
         return linear.packed(weight, bias) if linear.can_pack(weight) else linear.plain(weight, bias)
 

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
 """``dynamic`` changes frequencies only past the trained context, which is never served: within it, it is default."""
 
@@ -49,10 +49,10 @@ class ModelConfig:
 
 def read(folder: Path) -> ModelConfig:
     """Read ``folder``/config.json. Raises ValueError, naming what it is, for anything we cannot compute."""
-    raw = _raw(folder / "config.json")
+    raw = read_json(folder / "config.json")
     architecture = (raw.get("architectures") or ["(none)"])[0]
-    if architecture not in _ARCHITECTURES:
-        raise ValueError(f"unsupported architecture {architecture} (supported: {', '.join(_ARCHITECTURES)})")
+    if architecture not in ARCHITECTURES:
+        raise ValueError(f"unsupported architecture {architecture} (supported: {', '.join(ARCHITECTURES)})")
     _check_rope(raw)
     try:
         with warnings.catch_warnings():
@@ -87,7 +87,8 @@ def read(folder: Path) -> ModelConfig:
     )
 
 
-def _raw(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object. Raises ValueError, naming the file, for anything else."""
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

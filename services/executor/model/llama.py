@@ -5,7 +5,7 @@ requests are T tokens in a row, and only attention knows where one request ends 
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from services.executor.batch import StepBatch
 from services.executor.kernels.interface import Kernels, LayerCache, Linear, QkNorm, Rotary, StepAttention
 from services.executor.kernels.upload import upload
 from services.executor.model.config import ModelConfig
+from services.executor.model.paged import KvShape, States
 from services.executor.model.weights import Weights
 
 
@@ -33,19 +34,14 @@ class _Layer:
     down: Linear
 
 
-class States(NamedTuple):
-    """Every token of a step after the last layer: the sum of the two, [T, hidden]."""
-
-    added: Tensor | None
-    residual: Tensor
-
-
 class Llama:
-    """A loaded model. Holds weights, never a request's state."""
+    """A loaded model of ours; see ``paged.PagedModel``."""
 
     def __init__(self, config: ModelConfig, weights: Weights, kernels: Kernels, device: torch.device) -> None:
         """Raises ValueError when the weights do not fit the config."""
         self._config, self._kernels, self._device = config, kernels, device
+        self.kv_shapes = [KvShape(config.num_kv_heads, config.head_dim)] * config.num_layers
+        self.batch_dependent: list[str] = []
         weights.check_names(_names(config, weights))
         self._embedding = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         self._layers = [self._layer(weights, f"model.layers.{index}.") for index in range(config.num_layers)]

@@ -6,6 +6,8 @@ Called by ``llama``. Tensors are read when taken, so that a model never exists t
 import hashlib
 import json
 import logging
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -16,6 +18,8 @@ log = logging.getLogger(__name__)
 
 _HARMLESS = ("rotary_emb.inv_freq", "rope_freqs.weight")
 """Endings of tensors that hold what the config says anyway."""
+_PROGRESS_S = 2.0
+"""Between two lines of progress."""
 _SAMPLED_PLACES = 512
 _SAMPLED_BYTES = 4096
 
@@ -23,12 +27,21 @@ _SAMPLED_BYTES = 4096
 class Weights:
     """The tensors of one model folder by name."""
 
-    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
-        """Open the folder's files. Raises ValueError, naming the file, when one is missing or broken."""
+    def __init__(
+        self,
+        folder: Path,
+        device: torch.device,
+        dtype: torch.dtype,
+        on_progress: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        """Open the folder's files. Raises ValueError, naming the file, when one is missing or broken.
+
+        ``on_progress`` is told now and then how many of the tensors have been taken.
+        """
         self._device, self._dtype = device, dtype
-        self.files = weight_files(folder)
+        self._on_progress, self._num_taken, self._told_at = on_progress, 0, time.monotonic()
         self._places = {}
-        for file in self.files:
+        for file in weight_files(folder):
             try:
                 opened = safe_open(file, framework="pt")
             except (OSError, SafetensorError) as error:
@@ -43,16 +56,20 @@ class Weights:
         """Raise ValueError naming what is missing; warn about what would be left over."""
         missing = sorted(expected - self._places.keys())
         if missing:
-            raise ValueError(f"the weights lack {_listed(missing)}")
+            raise ValueError(f"the weights lack {listed(missing)}")
         extra = sorted(name for name in self._places.keys() - expected if not name.endswith(_HARMLESS))
         if extra:
-            log.warning("the weights hold tensors that this model does not use: %s", _listed(extra))
+            log.warning("the weights hold tensors that this model does not use: %s", listed(extra))
 
     def take(self, name: str, *shape: int) -> Tensor:
         """One tensor, on the model's device in its dtype. Raises ValueError when its shape is another."""
         tensor: Tensor = self._places[name].get_tensor(name)  # type: ignore[no-untyped-call]
         if tuple(tensor.shape) != shape:
             raise ValueError(f"tensor {name} has shape {tuple(tensor.shape)}, the config asks for {shape}")
+        self._num_taken += 1
+        if time.monotonic() - self._told_at > _PROGRESS_S:
+            self._told_at = time.monotonic()
+            self._on_progress(f"read {self._num_taken} of {len(self._places)} tensors")
         return tensor.to(device=self._device, dtype=self._dtype)
 
 
@@ -91,6 +108,7 @@ def digest(files: list[Path]) -> str:
     return state.hexdigest()
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
+    """At most eight of ``names``, for a message."""
     shown = ", ".join(names[:8])
     return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"

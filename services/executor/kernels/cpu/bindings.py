@@ -41,6 +41,11 @@ def supports(head_dim: int, block_size: int, dtype: torch.dtype) -> bool:
     return head_dim in _SUPPORTED_HEAD_DIMS and block_size % 16 == 0 and dtype in (torch.float32, torch.bfloat16)
 
 
+def padded_head_dim(head_dim: int) -> int:
+    """The smallest compiled head size that is not below ``head_dim``; itself when there is none."""
+    return min((size for size in _SUPPORTED_HEAD_DIMS if size >= head_dim), default=head_dim)
+
+
 class CpuLibrary:
     """The library of one instruction set level. Raises build.NoCompilerError when it cannot be had."""
 
@@ -93,8 +98,8 @@ class CpuLibrary:
     def rotary_write(
         self,
         qkv: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
+        cos: torch.Tensor | None,
+        sin: torch.Tensor | None,
         positions: torch.Tensor,
         slots: torch.Tensor,
         keys: torch.Tensor,
@@ -104,7 +109,7 @@ class CpuLibrary:
         key_norm: torch.Tensor | None = None,
         eps: float = 0.0,
     ) -> torch.Tensor:
-        """Turn queries and keys by their positions, and write keys and values in their slots.
+        """Turn queries and keys by their positions (unless they bring none), and write keys and values in their slots.
 
         qkv [T, (H + 2 K) * D]; cos, sin float32 [positions, D / 2]; positions int32 [T]; slots int64 [T]; keys and
         values as in ``paged_attention``, written in place; the norms, [D] each, are applied per head before turning.
@@ -112,7 +117,8 @@ class CpuLibrary:
         """
         assert positions.dtype == torch.int32
         assert slots.dtype == torch.int64
-        assert cos.dtype == sin.dtype == torch.float32
+        assert (cos is None) == (sin is None)
+        assert cos is None or sin is None or cos.dtype == sin.dtype == torch.float32
         assert qkv.dtype == keys.dtype == values.dtype
         _, kv_heads, block_size, head_dim = values.shape
         query = qkv.new_empty(len(qkv), heads, head_dim)

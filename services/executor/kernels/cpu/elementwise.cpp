@@ -44,9 +44,14 @@ void add_rms_norm_rows(const T* x, T* residual, const T* weight, T* out, int64_t
   }
 }
 
-// The two halves of one head, turned by the row's angles: (a, b) -> (a cos - b sin, b cos + a sin).
+// The two halves of one head, turned by the row's angles: (a, b) -> (a cos - b sin, b cos + a sin). Only copied where
+// there are no angles.
 template <typename T>
 void turn(const T* x, const float* cos, const float* sin, T* out, int64_t stride, int64_t half) {
+  if (!cos) {
+    for (int64_t i = 0; i < 2 * half; ++i) out[i * stride] = x[i];
+    return;
+  }
   for (int64_t i = 0; i < half; ++i) {
     const float a = widen(x[i]), b = widen(x[i + half]), c = as_stored<T>(cos[i]), s = as_stored<T>(sin[i]);
     out[i * stride] = rounded<T>(as_stored<T>(a * c) - as_stored<T>(b * s));
@@ -66,8 +71,8 @@ void rotary_rows(const Rotary& c) {
 #pragma omp parallel for if (c.rows * (c.heads + 2 * c.kv_heads) * D >= kWorthThreads)
   for (int64_t r = 0; r < c.rows; ++r) {
     const T* row = static_cast<const T*>(c.qkv) + r * (c.heads + 2 * c.kv_heads) * D;
-    const float* cos = c.cos + c.positions[r] * half;
-    const float* sin = c.sin + c.positions[r] * half;
+    const float* cos = c.cos ? c.cos + c.positions[r] * half : nullptr;
+    const float* sin = c.sin ? c.sin + c.positions[r] * half : nullptr;
     alignas(64) T head[512];
     for (int64_t h = 0; h < c.heads; ++h, row += D) {
       const T* x = row;

@@ -21,12 +21,11 @@ class _CompiledAttention:
         self._lens = torch.from_numpy(batch.context_lens)
 
     def rotate_and_write(
-        self, qkv_TXD: Tensor, num_heads: int, rotary: Rotary, norm: QkNorm | None, cache: LayerCache
+        self, qkv_TXD: Tensor, num_heads: int, rotary: Rotary | None, norm: QkNorm | None, cache: LayerCache
     ) -> Tensor:
         norms = (norm.query_D, norm.key_D, norm.eps) if norm else (None, None, 0.0)
-        return self._library.rotary_write(
-            qkv_TXD, rotary.cos, rotary.sin, self._positions, self._slots, *cache, num_heads, *norms
-        )
+        cos, sin = rotary or (None, None)
+        return self._library.rotary_write(qkv_TXD, cos, sin, self._positions, self._slots, *cache, num_heads, *norms)
 
     def attend(self, queries_THD: Tensor, cache: LayerCache, scale: float, window: int) -> Tensor:
         return self._library.paged_attention(queries_THD, *cache, self._tables, self._starts, self._lens, scale, window)
@@ -37,7 +36,7 @@ class CompiledKernels:
 
     def __init__(self, quantization: Quantization = "none") -> None:
         self._library = CpuLibrary()
-        self._quantization = quantization
+        self.quantization = quantization
         self.name = f"compiled {self._library.level}"
 
     def new_cache(
@@ -53,7 +52,7 @@ class CompiledKernels:
         return _CompiledAttention(self._library, batch)
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        if self._quantization == "int8":
+        if self.quantization == "int8":
             return self._library.int8_linear(weight, bias)
         if weight.dtype is torch.bfloat16 and weight.shape[1] % 2 == 0 and self._library.has_bfloat16_product():
             return self._library.bfloat16_linear(weight, bias)

@@ -33,6 +33,7 @@ def rotary_write_kernel(
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     NORM: tl.constexpr,
+    TURN: tl.constexpr,
     HEADS: tl.constexpr,
     PADDED_HALF: tl.constexpr,
 ):
@@ -61,11 +62,15 @@ def rotary_write_kernel(
         second = second * inverse * tl.load(weights + HALF, mask=weighs, other=0.0).to(tl.float32)
         first = first.to(qkv.dtype.element_ty).to(tl.float32)
         second = second.to(qkv.dtype.element_ty).to(tl.float32)
-    turn = tl.load(positions + token).to(tl.int64) * HALF + column
-    cosine = tl.load(cos + turn, mask=column < HALF, other=0.0)[None, :]
-    sine = tl.load(sin + turn, mask=column < HALF, other=0.0)[None, :]
-    turned_first = (first * cosine - second * sine).to(qkv.dtype.element_ty)
-    turned_second = (second * cosine + first * sine).to(qkv.dtype.element_ty)
+    turned_first, turned_second = first, second
+    if TURN:
+        turn = tl.load(positions + token).to(tl.int64) * HALF + column
+        cosine = tl.load(cos + turn, mask=column < HALF, other=0.0)[None, :]
+        sine = tl.load(sin + turn, mask=column < HALF, other=0.0)[None, :]
+        turned_first = first * cosine - second * sine
+        turned_second = second * cosine + first * sine
+    turned_first = turned_first.to(qkv.dtype.element_ty)
+    turned_second = turned_second.to(qkv.dtype.element_ty)
 
     query_place = (token * NUM_HEADS + head)[:, None] * HEAD_DIM + column[None, :]
     tl.store(queries + query_place, turned_first, mask=is_query[:, None] & real)
@@ -115,7 +120,7 @@ def silu_mul_kernel(gate_up, out, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
 def rotary_write(
     qkv_TXD: Tensor,
     num_heads: int,
-    rotary: Rotary,
+    rotary: Rotary | None,
     norm: QkNorm | None,
     positions_T: Tensor,
     slots_T: Tensor,
@@ -126,13 +131,12 @@ def rotary_write(
     _, num_kv_heads, block_size, _ = cache.keys.shape
     assert num_all_heads == num_heads + 2 * num_kv_heads
     assert qkv_TXD.is_contiguous()
-    assert rotary.cos.is_contiguous()
-    assert rotary.sin.is_contiguous()
+    assert rotary is None or (rotary.cos.is_contiguous() and rotary.sin.is_contiguous())
     queries_THD = qkv_TXD.new_empty(num_tokens, num_heads, head_dim)
     rotary_write_kernel[(num_tokens, triton.cdiv(num_all_heads, _HEADS_PER_PROGRAM))](
         qkv_TXD,
-        rotary.cos,
-        rotary.sin,
+        rotary.cos if rotary else qkv_TXD,
+        rotary.sin if rotary else qkv_TXD,
         positions_T,
         slots_T,
         norm.query_D if norm else qkv_TXD,
@@ -146,6 +150,7 @@ def rotary_write(
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
         NORM=norm is not None,
+        TURN=rotary is not None,
         HEADS=_HEADS_PER_PROGRAM,
         PADDED_HALF=triton.next_power_of_2(head_dim // 2),
         num_warps=2,

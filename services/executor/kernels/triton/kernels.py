@@ -9,7 +9,7 @@ import triton
 from torch import Tensor
 
 from services.executor.batch import StepBatch
-from services.executor.kernels.interface import LayerCache, Linear, QkNorm, Rotary
+from services.executor.kernels.interface import LayerCache, Linear, QkNorm, Quantization, Rotary
 from services.executor.kernels.triton import elementwise, tiles
 from services.executor.kernels.triton.attention import attend
 from services.executor.kernels.triton.product import product
@@ -43,7 +43,7 @@ class TritonAttention:
         self._columns, self._tiles_of, self._num_processors = columns, tiles_of, num_processors
 
     def rotate_and_write(
-        self, qkv_TXD: Tensor, num_heads: int, rotary: Rotary, norm: QkNorm | None, cache: LayerCache
+        self, qkv_TXD: Tensor, num_heads: int, rotary: Rotary | None, norm: QkNorm | None, cache: LayerCache
     ) -> Tensor:
         columns = self._columns
         return elementwise.rotary_write(qkv_TXD, num_heads, rotary, norm, columns.positions, columns.slots, cache)
@@ -64,6 +64,7 @@ class TritonKernels:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.quantization: Quantization = "none"
         self.num_processors = 1
         if device.type == "cuda":
             self.num_processors = torch.cuda.get_device_properties(device).multi_processor_count

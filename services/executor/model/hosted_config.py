@@ -1,0 +1,100 @@
+"""What a model folder says of a model that transformers computes and we serve, refused where its state is not ours.
+
+Called by ``choice`` for every architecture we have not written out ourselves. Nothing is loaded here.
+"""
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+_ROPE_TYPES = ("default", *ROPE_INIT_FUNCTIONS)
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+_CONTEXT_NAMES = ("max_position_embeddings", "max_seq_len", "seq_length")
+
+
+@dataclass(frozen=True)
+class HostedConfig:
+    """Facts of a model that transformers computes."""
+
+    architecture: str
+    vocab_size: int
+    context_len: int
+    """Positions the model was trained for; those before its frequencies change, where they do (longrope)."""
+    num_layers: int
+    windows_expected: bool
+    """Whether some layer must be seen to attend within a window."""
+
+
+def read(folder: Path, raw: dict[str, Any]) -> HostedConfig:
+    """Read ``folder``, whose config.json is ``raw``. Raises ValueError, naming what it is, for what cannot be."""
+    architecture = (raw.get("architectures") or ["(none)"])[0]
+    for rope_type in _rope_types(raw):
+        if rope_type not in _ROPE_TYPES:
+            raise ValueError(f"unsupported rotary scaling {rope_type!r} (supported: {', '.join(_ROPE_TYPES)})")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers raises whatever a bad value leads to
+        raise ValueError(f"unsupported architecture {architecture}: {error}") from error
+    _check_class(architecture, config)
+    text = config.get_text_config()
+    for kind in getattr(text, "layer_types", None) or ():
+        if kind not in _LAYER_TYPES:
+            raise ValueError(f"unsupported architecture {architecture}: it has layers of kind {kind!r}")
+    return HostedConfig(
+        architecture=architecture,
+        vocab_size=text.vocab_size,
+        context_len=_context_len(architecture, text),
+        num_layers=text.num_hidden_layers,
+        windows_expected=_expects_windows(text),
+    )
+
+
+def _check_class(architecture: str, config: Any) -> None:
+    """Refuse what is no causal language model, and what keeps more of a token than keys and values."""
+    known: Any = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    why = None
+    if known is None:
+        why = "transformers knows no causal language model of that kind"
+    elif config.is_encoder_decoder:
+        why = "it is an encoder and a decoder"
+    elif known.__name__ != architecture:
+        why = f"the causal language model of its kind is {known.__name__}"
+    elif getattr(known, "_is_stateful", False):
+        why = "what it keeps of a sequence is more than keys and values of attention"
+    if why is not None:
+        raise ValueError(f"unsupported architecture {architecture}: {why}")
+
+
+def _rope_types(settings: Any) -> Iterator[str]:
+    """Every kind of rotary scaling that a config names, one for all layers or one for each kind of layer."""
+    for key in ("rope_parameters", "rope_scaling"):
+        named: dict[str, Any] = settings.get(key) or {}
+        groups = [group for group in named.values() if isinstance(group, dict)] or [named]
+        for group in groups:
+            yield str(group.get("rope_type", group.get("type", "default")))
+    if isinstance(settings.get("text_config"), dict):
+        yield from _rope_types(settings["text_config"])
+
+
+def _context_len(architecture: str, text: Any) -> int:
+    trained = next((getattr(text, name) for name in _CONTEXT_NAMES if isinstance(getattr(text, name, None), int)), 0)
+    if trained < 1:
+        raise ValueError(f"unsupported architecture {architecture}: its config names no {_CONTEXT_NAMES[0]}")
+    rope = getattr(text, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":  # past it all frequencies are others, of what is in the cache too
+        return min(trained, int(rope["original_max_position_embeddings"]))
+    return trained
+
+
+def _expects_windows(text: Any) -> bool:
+    kinds = getattr(text, "layer_types", None)
+    if kinds:
+        return "sliding_attention" in kinds
+    return bool(getattr(text, "sliding_window", None)) and getattr(text, "use_sliding_window", True) is not False
