@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from services.gateway.api.errors import ApiError, unavailable
 from services.gateway.api.settings import SEED_MASK
+from services.gateway.constraint_checker import ConstraintChecker
 from services.gateway.ids import random_seed
 from services.gateway.link import Link
 from services.gateway.metrics import Metrics
@@ -62,6 +63,8 @@ class Gateway:
             on_crash,
             options.keys,
         )
+        folder = None if options.backend == "fake" else Path(options.model)
+        self.constraints = ConstraintChecker(folder)
         self.draining = False
         self.started_at = int(time.time())
         self._text_threads = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="text")
@@ -75,6 +78,7 @@ class Gateway:
     async def close(self) -> None:
         """Leave the scheduler; live streams get no more tokens."""
         await self.link.close()
+        await self.constraints.close()
         self._text_threads.shutdown(wait=False, cancel_futures=True)
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)

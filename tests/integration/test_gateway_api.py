@@ -106,7 +106,6 @@ BAD_NUMBERS = [
     ("stream", "yes"),
     ("stream_options", {"include_usage": 1}),
     ("best_of", 2),
-    ("response_format", {"type": "json_object"}),
 ]
 
 

@@ -49,7 +49,8 @@ def test_any_bytes_give_a_request_or_a_400(body: bytes) -> None:
         ({"logprobs": 5}, "logprobs"),
         ({"tools": [{}], "tool_choice": "auto"}, "tools"),
         ({"best_of": True}, "best_of"),
-        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"structured_outputs": {"regexp": "a"}}, "structured_outputs"),
+        ({"response_format": {"type": "json"}}, "response_format"),
     ],
 )
 def test_the_field_at_fault_is_named(fields: dict[str, Any], param: str) -> None:

@@ -31,9 +31,13 @@ async def answer_chat(request: Request, fields: ChatRequest, shape_of: ShapeOf, 
     gateway.check_model(fields.model)
     facts = gateway.facts()
     settings = settings_of(fields, facts, gateway.new_seed(), tenant_of(request))
+    if settings.constraint is not None:
+        await gateway.constraints.check(settings.constraint, facts)
     tool_use = tool_use_of(fields)
     prompt = await encode_chat(gateway, fields, facts, tool_use)
-    message_format = _message_format(gateway, tool_use, inside=prompt.inside)
+    # What is constrained is the whole output, so there are no thoughts in it, even if the prompt begins some.
+    inside = prompt.inside and settings.constraint is None
+    message_format = _message_format(gateway, tool_use, inside=inside)
     return Answer(gateway, settings, [prompt.ids], facts, shape_of, id_prefix, message_format=message_format)
 
 

@@ -25,6 +25,8 @@ async def completions(request: Request) -> Answer:
     given = prompts_of(fields.prompt)
     facts = gateway.facts()
     settings = settings_of(fields, facts, gateway.new_seed(), tenant_of(request))
+    if settings.constraint is not None:
+        await gateway.constraints.check(settings.constraint, facts)
     for prompt in given:
         if not isinstance(prompt, str):
             check_token_ids(prompt, facts.vocab_size, "prompt")

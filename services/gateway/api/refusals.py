@@ -14,10 +14,6 @@ def _is(*neutral: Any) -> Callable[[Any], bool]:
     return lambda value: any(value == item and isinstance(value, bool) == isinstance(item, bool) for item in neutral)
 
 
-def _plain_text(value: Any) -> bool:
-    return isinstance(value, dict) and value == {"type": "text"}
-
-
 _nothing = _is("", [], {}, False)
 _zero = _is(0, 0.0)
 
@@ -34,16 +30,10 @@ NEUTRAL: Neutral = {
     "echo": _is(False),
     "function_call": _is("none", "auto"),
     "functions": _nothing,
-    "guided_choice": _nothing,
-    "guided_grammar": _nothing,
-    "guided_json": _nothing,
-    "guided_regex": _nothing,
     "include_stop_str_in_output": _is(False),
     "length_penalty": _is(1, 1.0),
     "modalities": _is(["text"]),
     "prompt_logprobs": _is(False),
-    "response_format": _plain_text,
-    "structured_outputs": _nothing,
     "suffix": _nothing,
     "top_logprobs": _zero,
     "truncate_prompt_tokens": _nothing,

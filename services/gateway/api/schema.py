@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from services.gateway.api.constraints import ConstrainedRequest
 from services.gateway.api.errors import ApiError, invalid
 from services.gateway.api.refusals import CHAT_AND_COMPLETIONS, Others, refuse_unsupported
 
@@ -38,7 +39,7 @@ class StreamOptions(Struct):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationRequest(Struct, kw_only=True):
+class GenerationRequest(ConstrainedRequest, kw_only=True):
     """What both endpoints share. A field that is null is as one that is absent."""
 
     model: str | None = None

@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from services.gateway.api.constraints import Asked, constraint_of
 from services.gateway.api.errors import ApiError, invalid
 from services.gateway.api.prompts import check_token_ids
 from services.gateway.api.schema import MAX_LOGPROBS, ChatRequest, CompletionRequest, GenerationRequest
@@ -21,6 +22,8 @@ GREEDY_BELOW = 1e-5
 COMPLETION_MAX_TOKENS = 16
 """Of /v1/completions, when the request does not say: OpenAI's default."""
 SEED_MASK = 2**63 - 1
+NEVER = -1e9
+"""Bias of a token that must not come while there is another one."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ class Settings:
     num_logprobs: int
     """-1 is none."""
     echo: bool
+    constraint: Asked | None = None
+    """What the output must be, if the request asks for anything."""
 
     @property
     def prompt_logprobs(self) -> bool:
@@ -95,6 +100,7 @@ class Settings:
             bias_values=self.bias_values,
             num_logprobs=self.num_logprobs,
             prompt_logprobs=self.prompt_logprobs,
+            constraint=None if self.constraint is None else self.constraint.constraint,
         )
         return Submit(
             request_id=request_id,
@@ -123,6 +129,11 @@ def settings_of(request: GenerationRequest, facts: ModelFacts, fallback_seed: in
     seed = fallback_seed if request.seed is None or request.seed == -1 else request.seed & SEED_MASK
     max_tokens, min_tokens = _token_limits(request)
     bias = _bias(request, facts)
+    constraint, ignore_eos = constraint_of(request), bool(request.ignore_eos)
+    if constraint is not None and ignore_eos:
+        # It still ends where nothing more may follow; nowhere else.
+        bias |= dict.fromkeys(facts.eos_token_ids, NEVER)
+        ignore_eos = False
     stream_options = request.stream_options
     return Settings(
         n=request.n or 1,
@@ -136,7 +147,7 @@ def settings_of(request: GenerationRequest, facts: ModelFacts, fallback_seed: in
         stops=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
         stop_token_ids=stop_token_ids,
         masked_ids=tokens.pack(sorted({*facts.eos_token_ids, *stop_token_ids})),
-        ignore_eos=bool(request.ignore_eos),
+        ignore_eos=ignore_eos,
         skip_special_tokens=request.skip_special_tokens is not False,
         return_token_ids=bool(request.return_token_ids),
         stream=bool(request.stream),
@@ -153,6 +164,7 @@ def settings_of(request: GenerationRequest, facts: ModelFacts, fallback_seed: in
         bias_values=tokens.pack_floats(bias.values()),
         num_logprobs=min(_num_logprobs(request), facts.vocab_size),
         echo=isinstance(request, CompletionRequest) and bool(request.echo),
+        constraint=constraint,
     )
 
 
