@@ -70,6 +70,11 @@ def _tenant_weights(given: list[str] | None) -> dict[str, float]:
     return weights
 
 
+def _absolute(path: str) -> str:
+    """For a process that may run in another folder; nothing stays nothing."""
+    return str(Path(path).absolute()) if path else ""
+
+
 def _served_name(given: str, model: str, backend: str) -> str:
     if given:
         return given
@@ -116,6 +121,9 @@ def up(
     api_key: o.ApiKeys = None,
     api_key_file: o.ApiKeyFile = "",
     cors_origin: o.CorsOrigins = None,
+    ssl_certfile: o.SslCertfile = "",
+    ssl_keyfile: o.SslKeyfile = "",
+    ssl_keyfile_password: o.SslKeyfilePassword = "",
     tool_call_parser: o.ToolCallParserOption = "auto",
     reasoning_parser: o.ReasoningParserOption = "auto",
     debug_endpoints: o.DebugEndpoints = False,
@@ -165,8 +173,11 @@ def up(
         tenant_weights=_tenant_weights(tenant_weight),
         prefix_cache=prefix_cache,
         api_keys=tuple(api_key or ()),
-        api_key_file=str(Path(api_key_file).absolute()) if api_key_file else "",
+        api_key_file=_absolute(api_key_file),
         cors_origins=tuple(cors_origin or ()),
+        ssl_certfile=_absolute(ssl_certfile),
+        ssl_keyfile=_absolute(ssl_keyfile),
+        ssl_keyfile_password=ssl_keyfile_password,
         tool_call_parser=tool_call_parser,
         reasoning_parser=reasoning_parser,
         debug_endpoints=debug_endpoints,
@@ -198,10 +209,14 @@ def gateway(
     host: o.Host = "127.0.0.1",
     port: o.Port = 8000,
     fd: o.ListenFd = None,
+    metrics_host: o.GatewayMetricsHost = "127.0.0.1",
     metrics_port: o.MetricsPort = 9201,
     api_key: o.ApiKeys = None,
     api_key_file: o.ApiKeyFile = "",
     cors_origin: o.CorsOrigins = None,
+    ssl_certfile: o.SslCertfile = "",
+    ssl_keyfile: o.SslKeyfile = "",
+    ssl_keyfile_password: o.SslKeyfilePassword = "",
     tool_call_parser: o.ToolCallParserOption = "auto",
     reasoning_parser: o.ReasoningParserOption = "auto",
     debug_endpoints: o.DebugEndpoints = False,
@@ -226,9 +241,13 @@ def gateway(
         host=host,
         port=port,
         fd=fd,
+        metrics_host=metrics_host,
         metrics_port=metrics_port or None,
         api_keys=api_keys(api_key, api_key_file),
         cors_origins=tuple(cors_origin or ()),
+        ssl_certfile=ssl_certfile,
+        ssl_keyfile=ssl_keyfile,
+        ssl_keyfile_password=ssl_keyfile_password,
         tool_call_parser=tool_call_parser,
         reasoning_parser=reasoning_parser,
         debug_endpoints=debug_endpoints,

@@ -188,6 +188,12 @@ Journal = Annotated[
 JournalRedact = Annotated[bool, switch("journal-redact", "Replace token ids in the journal: it then tells no text.")]
 
 # The gateway.
+SslCertfile = Annotated[
+    str, option("ssl-certfile", "Certificate (PEM, with its chain); HTTPS is served instead of HTTP.")
+]
+SslKeyfile = Annotated[str, option("ssl-keyfile", "The certificate's key, unless it is in the same file.")]
+SslKeyfilePassword = Annotated[str, option("ssl-keyfile-password", "Password of that key.")]
+GatewayMetricsHost = Annotated[str, option("metrics-host", "Address for the process's own /metrics and /health.")]
 ApiKeys = Annotated[
     list[str] | None,
     option("api-key", "Key that clients must send; repeatable, and separated by spaces in the environment."),

@@ -55,6 +55,9 @@ class UpOptions:
     api_keys: tuple[str, ...]
     api_key_file: str
     cors_origins: tuple[str, ...]
+    ssl_certfile: str
+    ssl_keyfile: str
+    ssl_keyfile_password: str
     tool_call_parser: str
     reasoning_parser: str
     debug_endpoints: bool
@@ -149,9 +152,10 @@ def child_specs(options: UpOptions, folder: str, http: socket.socket, links: Lin
         arguments = _gateway_arguments(options, http, links) + _arguments(
             name=name, metrics_port=base + 100 + i if base else 0
         )
-        keys = {f"{ENV_PREFIX}API_KEY": " ".join(options.api_keys)} if options.api_keys else {}
+        secrets = {"API_KEY": " ".join(options.api_keys), "SSL_KEYFILE_PASSWORD": options.ssl_keyfile_password}
+        extra_env = {f"{ENV_PREFIX}{name}": value for name, value in secrets.items() if value}
         argv = command("gateway", *common, *served, *arguments)
-        yield ChildSpec(name, argv, keys, pass_fds=(http.fileno(),))
+        yield ChildSpec(name, argv, extra_env, pass_fds=(http.fileno(),))
 
 
 def _executor_arguments(options: UpOptions, links: LinkPorts) -> list[str]:
@@ -182,6 +186,8 @@ def _gateway_arguments(options: UpOptions, http: socket.socket, links: LinkPorts
         port=port,
         fd=http.fileno(),
         api_key_file=options.api_key_file or None,
+        ssl_certfile=options.ssl_certfile or None,
+        ssl_keyfile=options.ssl_keyfile or None,
         drain_timeout=options.drain_timeout_s,
         recovery_timeout=options.recovery_timeout_s,
         tool_call_parser=options.tool_call_parser,

@@ -106,11 +106,11 @@ async def _live(
 
 async def _announce(options: UpOptions, http: socket.socket, supervisor: Supervisor) -> None:
     host, port = http.getsockname()[:2]
-    await announce.wait_until_ready(announce.reachable(host), port)
+    tls = bool(options.ssl_certfile)
+    await announce.wait_until_ready(announce.reachable(host), port, tls=tls)
     supervisor.now_ready()
-    for line in announce.ready_lines(
-        host, port, served_name(options), options.executors, bool(options.api_keys or options.api_key_file)
-    ):
+    needs_key = bool(options.api_keys or options.api_key_file)
+    for line in announce.ready_lines(host, port, served_name(options), options.executors, needs_key=needs_key, tls=tls):
         with contextlib.suppress(OSError):  # nobody listens; the system serves all the same
             print(line, flush=True)
 

@@ -10,6 +10,7 @@ from services.gateway.api import chat, completions, describe, messages, models, 
 from services.gateway.api.endpoint import endpoint
 from services.gateway.api.errors import http_exception
 from services.gateway.api.guards import ApiKeys, BodyLimit, Drain
+from services.gateway.api.headers import SecurityHeaders
 from services.gateway.api.observe import Observe
 from services.gateway.gateway import Gateway
 
@@ -44,7 +45,7 @@ def create_app(gateway: Gateway) -> ASGIApp:
     if options.api_keys:
         app = ApiKeys(app, options.api_keys)
     app = Drain(app, lambda: gateway.draining)
-    app = Observe(app, gateway.metrics, gateway.tracing)
+    app = SecurityHeaders(Observe(app, gateway.metrics, gateway.tracing))
     if options.cors_origins:
         app = CORSMiddleware(
             app,

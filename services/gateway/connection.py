@@ -10,6 +10,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from services.gateway.api.errors import ApiError, invalid
+from services.gateway.api.headers import with_security
 
 MAX_HEAD_BYTES = 64 * 1024
 """Of a request's line and headers (and of trailers): the parser has no limit, and copies what it holds at each turn."""
@@ -152,6 +153,7 @@ class Connection(HttpToolsProtocol):
         """Answer what never became a request; the connection is of no more use."""
         if not any(not cycle.response_complete for cycle in self._unanswered):  # never into another answer
             body = error.body()
-            head = b"HTTP/1.1 %d Refused\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
-            self.transport.write(head % (error.status, len(body)) + b"connection: close\r\n\r\n" + body)
+            own = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+            lines = [name + b": " + value for name, value in with_security([*own, (b"connection", b"close")])]
+            self.transport.write(b"\r\n".join([b"HTTP/1.1 %d Refused" % error.status, *lines, b"", body]))
         self.transport.close()

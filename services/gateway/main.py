@@ -52,7 +52,8 @@ def run(options: GatewayOptions) -> int:
     except OSError as error:
         _log.error("cannot listen on %s:%d: %s", options.host, options.port, error.strerror or error)
         return MISCONFIGURED
-    return uvloop.run(serve(options, tokenizer, listener))
+    with listener:
+        return uvloop.run(serve(options, tokenizer, listener))
 
 
 def _allow_many_connections() -> None:
@@ -102,21 +103,26 @@ async def serve(options: GatewayOptions, tokenizer: Tokenizer, listener: socket.
     stop = Stop()
     try:
         gateway = Gateway(options, tokenizer, crash.report)
+        server = http_server(gateway)
     except ModuleNotFoundError as error:
         _log.error("traces need a package that is not installed: %s", error.name)
         return MISCONFIGURED
-    server = http_server(gateway)
+    except OSError as error:
+        _log.error("cannot serve TLS with %s: %s", options.ssl_certfile, error)
+        return MISCONFIGURED
     try:
         own_port = _metrics_server(gateway)
     except OSError as error:
-        _log.error("cannot serve metrics on %s:%s: %s", options.host, options.metrics_port, error.strerror or error)
+        _log.error(
+            "cannot serve metrics on %s:%s: %s", options.metrics_host, options.metrics_port, error.strerror or error
+        )
         return MISCONFIGURED
     lag = LoopLag(gateway.metrics.registry)
     try:
         lag.start()
         gateway.start()
         serving = asyncio.create_task(server.serve(sockets=[listener]))
-        _log.info("listening on %s", address_of(listener))
+        _log.info("listening on %s", address_of(listener, tls=bool(options.ssl_certfile)))
         await _first(serving, asyncio.create_task(stop.asked.wait()), asyncio.create_task(crash.wait()))
         await _drain(gateway, server, stop)
         await serving
@@ -133,11 +139,12 @@ def _metrics_server(gateway: Gateway) -> metrics_server.MetricsServer | None:
     if options.metrics_port is None:
         return None
     registry = gateway.metrics.registry
-    return metrics_server.serve(options.host, options.metrics_port, registry, lambda: (True, "ok"))
+    return metrics_server.serve(options.metrics_host, options.metrics_port, registry, lambda: (True, "ok"))
 
 
 def http_server(gateway: Gateway) -> Server:
-    """uvicorn as we want it: quiet, on the running loop, h1 only."""
+    """uvicorn as we want it: quiet, on the running loop, h1 only. Raises OSError for a certificate that is none."""
+    options = gateway.options
     config = uvicorn.Config(
         create_app(gateway),
         http=Connection,
@@ -148,14 +155,18 @@ def http_server(gateway: Gateway) -> Server:
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=SHUTDOWN_S,
+        ssl_certfile=options.ssl_certfile or None,
+        ssl_keyfile=options.ssl_keyfile or None,
+        ssl_keyfile_password=options.ssl_keyfile_password or None,
     )
+    config.load()
     return Server(config)
 
 
-def address_of(listener: socket.socket) -> str:
+def address_of(listener: socket.socket, *, tls: bool) -> str:
     """The URL of a listening socket."""
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 async def _first(*tasks: asyncio.Task[object]) -> None:

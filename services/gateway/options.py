@@ -28,6 +28,13 @@ class GatewayOptions:
     """0 picks a free one."""
     fd: int | None = None
     """A listening socket inherited from the parent process, used in place of ``host`` and ``port``."""
+    ssl_certfile: str = ""
+    """Certificate, with those between it and a known authority; TLS is served where it is given."""
+    ssl_keyfile: str = ""
+    """Its key; empty when it is in the same file."""
+    ssl_keyfile_password: str = ""
+    metrics_host: str = "127.0.0.1"
+    """Where ``metrics_port`` listens; no key is asked for there."""
     metrics_port: int | None = None
     """Port of the gateway's own ``/metrics`` and ``/health``; 0 picks one, None is no server."""
     api_keys: tuple[ApiKey, ...] = ()

@@ -15,6 +15,7 @@ IN_THE_IMAGES = {
     "PATERNOSTER_FAULTS",
     "PATERNOSTER_GATEWAYS_ENDPOINT",
     "PATERNOSTER_HOST",
+    "PATERNOSTER_METRICS_HOST",
     "PATERNOSTER_METRICS_PORT",
     "PATERNOSTER_NAME",  # the container's host name
     "PATERNOSTER_PORT",
@@ -25,6 +26,9 @@ NOT_IN_A_CONTAINER = {
     "PATERNOSTER_CURVE_SCHEDULER_FILE",
     "PATERNOSTER_CURVE_SECRET_FILE",
     "PATERNOSTER_FD",
+    "PATERNOSTER_SSL_CERTFILE",
+    "PATERNOSTER_SSL_KEYFILE",
+    "PATERNOSTER_SSL_KEYFILE_PASSWORD",
 }
 """Files of the host (docs/containers.md says how they come in), and a socket of a parent process."""
 

@@ -88,7 +88,7 @@ class System:
     @property
     def base_url(self) -> str:
         """``http://127.0.0.1:PORT`` once it has said that it is ready; empty before."""
-        found = re.search(r"ready: .* at (http://\S+)", self.log)
+        found = re.search(r"ready: .* at (https?://\S+)", self.log)
         return found[1] if found else ""
 
     @property

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import json
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -29,6 +30,8 @@ class World:
     port: int
     http: httpx.AsyncClient
     openai: openai.AsyncOpenAI
+    tls: ssl.SSLContext | None = None
+    """For connections of a test's own to a gateway with TLS."""
 
     async def post(self, path: str, **fields: Any) -> httpx.Response:
         """Send a JSON body."""
@@ -51,9 +54,9 @@ class World:
 
 @contextlib.asynccontextmanager
 async def world(
-    scheduler: ScriptedScheduler, *, wait_ready: bool = True, tokenizer: Any = None, **options: Any
+    scheduler: ScriptedScheduler, *, wait_ready: bool = True, tokenizer: Any = None, authority: str = "", **options: Any
 ) -> AsyncIterator[World]:
-    """A gateway with these options, ready unless told otherwise."""
+    """A gateway with these options, ready unless told otherwise; with TLS ``authority`` is the file of who vouches."""
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     defaults = {"name": "test", "scheduler": scheduler.endpoint, "backend": "fake", "served_model_name": "fake-model"}
@@ -64,17 +67,18 @@ async def world(
     server = http_server(gateway)
     gateway.start()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    url = f"http://127.0.0.1:{port}"
+    tls = ssl.create_default_context(cafile=authority) if authority else None
+    url = f"http{'s' if tls else ''}://127.0.0.1:{port}"
     key = keys[0] if keys and isinstance(keys[0], str) else "none"
     try:
         await await_until(lambda: server.started, 5, "the HTTP server listens")
         if wait_ready:
             await await_until(lambda: gateway.link.ready, 5, "the gateway is ready")
         async with (
-            httpx.AsyncClient(base_url=url, timeout=20) as http,
+            httpx.AsyncClient(base_url=url, timeout=20, verify=tls or True) as http,
             openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=20) as client,
         ):
-            yield World(scheduler, gateway, url, port, http, client)
+            yield World(scheduler, gateway, url, port, http, client, tls)
     finally:
         server.should_exit = server.force_exit = True
         await serving

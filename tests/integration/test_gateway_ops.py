@@ -440,3 +440,38 @@ async def test_choices_of_one_prompt_are_a_group() -> None:
         assert "" not in groups[:4]
         assert groups[4:] == ["", ""]
         assert w.scheduler.submits[0].tenant == ""
+
+
+STRICT = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+}
+
+
+async def test_every_answer_tells_browsers_and_caches_what_they_may_not_do() -> None:
+    async with world(ScriptedScheduler(), api_keys=("sk-one",), cors_origins=(ORIGIN,)) as w:
+        key = {"Authorization": "Bearer sk-one"}
+        answers = [
+            await w.http.get("/health"),
+            await w.http.get("/nothing"),
+            await w.http.get("/nothing", headers=key),
+            await w.http.get("/metrics", headers=key),
+            await w.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}, headers=key),
+            await w.http.post("/v1/completions", content=b"[", headers=key),
+        ]
+        assert [answer.status_code for answer in answers] == [200, 401, 404, 200, 200, 400]
+        for answer in answers:
+            assert {name: answer.headers[name] for name in STRICT} == STRICT
+            assert len(answer.headers.get_list("x-content-type-options")) == 1
+        body = {"prompt": "a", "max_tokens": 1, "stream": True}
+        stream = await w.http.post("/v1/completions", json=body, headers=key)
+        assert stream.headers["cache-control"] == "no-cache"
+        assert stream.headers["x-content-type-options"] == "nosniff"
+        page = await w.http.get("/docs", headers=key)
+        assert page.headers["content-security-policy"].startswith("default-src 'none'; style-src 'unsafe-inline'")
+        reader, writer = await asyncio.open_connection("127.0.0.1", w.port)
+        writer.write(b"no http\r\n\r\n")
+        assert b"\r\nx-content-type-options: nosniff\r\n" in await reader.readuntil(b"\r\n\r\n")
+        writer.close()

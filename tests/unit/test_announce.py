@@ -30,5 +30,11 @@ def test_the_ready_lines_hold_a_command_that_can_be_pasted() -> None:
     assert "1 executor at http://[::1]:8000" in next(ready_lines("::", 8000, "small", 1, needs_key=False))
 
 
+def test_the_ready_lines_of_a_server_with_tls() -> None:
+    first, second = ready_lines("127.0.0.1", 8443, "small", 1, needs_key=False, tls=True)
+    assert first.endswith("at https://127.0.0.1:8443 - try:")
+    assert "curl -N https://127.0.0.1:8443/" in second
+
+
 def test_reachable() -> None:
     assert [reachable(host) for host in ("0.0.0.0", "::", "10.0.0.1")] == ["127.0.0.1", "::1", "10.0.0.1"]
