@@ -191,7 +191,7 @@ async def test_errors_of_the_middleware_and_of_the_scheduler_have_anthropics_sha
         assert (drained.status_code, drained.json()["error"]["type"]) == (503, "overloaded_error")
 
 
-async def test_either_kind_of_key_opens_every_route_but_not_two_that_differ() -> None:
+async def test_either_kind_of_key_opens_every_route_and_a_bearers_goes_first() -> None:
     async with serving(says("ok"), api_keys=("sk-right",)) as (w, _):
         right, wrong = {"x-api-key": "sk-right"}, {"x-api-key": "sk-wrong"}
         bearer = {"Authorization": "Bearer sk-right"}
@@ -201,7 +201,8 @@ async def test_either_kind_of_key_opens_every_route_but_not_two_that_differ() ->
             ({**right, **bearer}, 200),
             ({**right, "Authorization": "Basic eA=="}, 200),
             (wrong, 401),
-            ({**wrong, **bearer}, 401),
+            ({**wrong, **bearer}, 200),
+            ({**right, "Authorization": "Bearer sk-wrong"}, 401),
             ({}, 401),
         ]:
             assert (await w.http.post("/v1/messages", json=ASK, headers=headers)).status_code == status, headers

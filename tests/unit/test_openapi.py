@@ -84,3 +84,7 @@ def test_the_page_tells_of_all_that_is_described_and_needs_nothing_else(document
     assert "number from 0 to 2 or null" in page
     assert not re.search("<script|src=|http://|https://|@import", page)
     assert "&lt;" in page_of({**document, "info": {**document["info"], "title": "<b>"}})
+
+
+def test_every_type_goes_by_its_own_name(document: dict[str, Any]) -> None:
+    assert not [name for name in document["components"]["schemas"] if not name.isidentifier()]

@@ -65,14 +65,14 @@ class ApiKeys:
 
 
 def _key_in(scope: Scope) -> bytes | None:
-    """The one key that a request brings: a bearer's, or in ``x-api-key`` as Anthropic's clients send it."""
-    keys = set()
+    """The key that a request brings: a bearer's, else one in ``x-api-key`` as Anthropic's clients send it."""
+    given: dict[bytes, list[bytes]] = {b"authorization": [], b"x-api-key": []}
     for name, value in scope["headers"]:
-        if name == b"authorization" and value[:7].lower() == b"bearer ":
-            keys.add(value[7:].strip())
-        elif name == b"x-api-key":
-            keys.add(value)
-    return keys.pop() if len(keys) == 1 else None
+        if name in given:
+            given[name].append(value)
+    bearers = [value[7:].strip() for value in given[b"authorization"] if value[:7].lower() == b"bearer "]
+    keys = bearers or given[b"x-api-key"]
+    return keys[0] if len(keys) == 1 else None
 
 
 class BodyLimit:

@@ -45,7 +45,7 @@ class CountTokensRequest(Struct, kw_only=True):
     """``POST /v1/messages/count_tokens``."""
 
     model: str | None = None
-    messages: list[dict[str, Any]]
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
     system: str | list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: ToolChoice | None = None
@@ -74,7 +74,7 @@ def chat_fields(request: CountTokensRequest) -> dict[str, Any]:
     for index, message in enumerate(request.messages):
         _add(history, message, f"messages[{index}]")
     fields: dict[str, Any] = {"model": request.model, "messages": history.messages}
-    if request.messages and request.messages[-1].get("role") == "assistant":
+    if request.messages[-1].get("role") == "assistant":
         fields["continue_final_message"] = True  # what the client wrote for the assistant is how the answer begins
     if request.tools:
         fields["tools"] = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(request.tools)]

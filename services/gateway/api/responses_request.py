@@ -37,11 +37,18 @@ class Reasoning(Struct):
     summary: str | None = None
 
 
+class FunctionChoice(Struct):
+    """``tool_choice``, when it names the function to be called."""
+
+    type: Literal["function"]
+    name: str
+
+
 class ResponsesRequest(Struct, kw_only=True):
     """``POST /v1/responses``. A field that is null is as one that is absent."""
 
     model: str | None = None
-    input: str | list[dict[str, Any]]
+    input: str | Annotated[list[dict[str, Any]], Meta(min_length=1)]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
@@ -51,7 +58,7 @@ class ResponsesRequest(Struct, kw_only=True):
     stream: bool | None = None
     text: TextConfig | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
     metadata: Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=16)] | None = None
@@ -68,8 +75,6 @@ def chat_fields(request: ResponsesRequest) -> dict[str, Any]:
         history.say("system", request.instructions)
     if isinstance(request.input, str):
         history.say("user", request.input)
-    elif not request.input:
-        raise invalid("input must not be empty", "input")
     else:
         for index, item in enumerate(request.input):
             _add(history, item, f"input[{index}]")
@@ -141,9 +146,7 @@ def _tool(tool: dict[str, Any], place: str) -> dict[str, Any]:
     return {"type": "function", "function": {name: tool[name] for name in names if tool.get(name) is not None}}
 
 
-def _tool_choice(choice: str | dict[str, Any]) -> Any:
+def _tool_choice(choice: str | FunctionChoice) -> Any:
     if isinstance(choice, str):
         return choice
-    if choice.get("type") != "function":
-        raise invalid_at("tool_choice.type", f"{str(choice.get('type'))[:40]!r} is not supported: only function is")
-    return {"type": "function", "function": {"name": choice.get("name")}}
+    return {"type": "function", "function": {"name": choice.name}}

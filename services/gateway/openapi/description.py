@@ -10,9 +10,12 @@ from typing import Any
 
 import msgspec
 
+from services.gateway.api.messages_request import CountTokensRequest, MessagesRequest
+from services.gateway.api.responses_request import ResponsesRequest
 from services.gateway.api.schema import ChatRequest, CompletionRequest
+from services.gateway.api.tokenize import TokenizeRequest
 from services.gateway.openapi import answers
-from services.gateway.openapi.inputs import MESSAGES, PROMPT_KINDS
+from services.gateway.openapi.inputs import ANTHROPIC_MESSAGES, CHAT_MESSAGES, PROMPTS, RESPONSE_ITEMS
 from services.gateway.openapi.operations import OPERATIONS, REFUSALS, Operation
 
 REF = "#/components/schemas/{name}"
@@ -32,11 +35,9 @@ NOT_READY = ("/ready", 503)
 
 def describe(*, needs_key: bool) -> dict[str, Any]:
     """The whole document; ``needs_key``: whether keys are asked for."""
-    by_hand = (MESSAGES, *PROMPT_KINDS)
-    schemas, components = msgspec.json.schema_components([*_types_of(OPERATIONS), *by_hand], ref_template=REF)
-    messages, *prompt_kinds = schemas[-len(by_hand) :]
-    _require(components[ChatRequest.__name__], "messages", messages)
-    _require(components[CompletionRequest.__name__], "prompt", {"anyOf": prompt_kinds})
+    types = _types_of(OPERATIONS)
+    schemas, components = msgspec.json.schema_components(types, ref_template=REF)
+    _describe_by_hand(components, dict(zip(types, schemas, strict=True)))
     for component in components.values():
         component["description"] = component["description"].replace("``", "`")
     paths: dict[str, Any] = {}
@@ -59,16 +60,39 @@ def describe(*, needs_key: bool) -> dict[str, Any]:
 def _types_of(operations: Sequence[Operation]) -> list[Any]:
     types: dict[Any, None] = {answers.Error: None, answers.AnthropicError: None}
     for operation in operations:
-        for kind in (operation.request, operation.answer, *operation.events):
+        for kind in (operation.request, operation.answer, operation.chunk):
             if isinstance(kind, type):
                 types[kind] = None
-    return list(types)
+    return [*types, *PROMPTS, *CHAT_MESSAGES, *ANTHROPIC_MESSAGES, *RESPONSE_ITEMS]
 
 
-def _require(component: dict[str, Any], name: str, schema: dict[str, Any]) -> None:
-    """Describe a field that is checked by hand."""
-    component["properties"][name] = schema
-    component["required"] = [*component["required"], name]
+def _describe_by_hand(components: dict[str, Any], schema_of: dict[Any, Any]) -> None:
+    """Fields that are checked by hand, or against each other."""
+
+    def one_of(kinds: Sequence[Any]) -> dict[str, Any]:
+        return {"anyOf": [schema_of[kind] for kind in kinds]}
+
+    def list_of(kinds: Sequence[Any]) -> dict[str, Any]:
+        return {"type": "array", "items": one_of(kinds), "minItems": 1}
+
+    fields = (
+        (ChatRequest, "messages", list_of(CHAT_MESSAGES)),
+        (CompletionRequest, "prompt", one_of(PROMPTS)),
+        (MessagesRequest, "messages", list_of(ANTHROPIC_MESSAGES)),
+        (CountTokensRequest, "messages", list_of(ANTHROPIC_MESSAGES)),
+        (ResponsesRequest, "input", {"anyOf": [{"type": "string"}, list_of(RESPONSE_ITEMS)]}),
+        (TokenizeRequest, "messages", {"anyOf": [list_of(CHAT_MESSAGES), {"type": "null"}]}),
+    )
+    for request, name, schema in fields:
+        component = components[request.__name__]
+        component["properties"][name] = schema
+        if request is not TokenizeRequest and name not in component["required"]:
+            component["required"] = [*component["required"], name]
+    absent = {"type": "null"}
+    components[TokenizeRequest.__name__]["oneOf"] = [
+        {"required": ["prompt"], "properties": {"prompt": {"type": "string"}, "messages": absent}},
+        {"required": ["messages"], "properties": {"messages": {"type": "array"}, "prompt": absent}},
+    ]
 
 
 def _operation(operation: Operation, *, needs_key: bool) -> dict[str, Any]:
@@ -98,9 +122,20 @@ def _success(operation: Operation) -> dict[str, Any]:
         content = {"application/json": {"schema": _reference(operation.answer)}}
     description = operation.summary
     if operation.stream:
-        content["text/event-stream"] = {"schema": {"type": "string", "description": operation.stream}}
+        content["text/event-stream"] = {"schema": _event(operation)}
         description = "In one piece, or as events if `stream` is true."
     return {"description": description, "headers": REQUEST_ID, "content": content}
+
+
+def _event(operation: Operation) -> dict[str, Any]:
+    """One event of a stream: its fields as they come over the wire. The data of all but the last is JSON."""
+    data: dict[str, Any] = {"type": "string", "contentMediaType": "application/json"}
+    properties = {"data": data}
+    if operation.chunk is not None:
+        data["contentSchema"] = _reference(operation.chunk)
+    if operation.event_names:
+        properties["event"] = {"enum": list(operation.event_names)}
+    return {"type": "object", "description": operation.stream, "properties": properties, "required": [*properties]}
 
 
 def _refusal(operation: Operation, status: int) -> dict[str, Any]:

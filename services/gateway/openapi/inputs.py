@@ -26,29 +26,122 @@ class CalledFunction(Struct):
 
 
 class ToolCall(Struct):
-    """A call of the assistant's."""
+    """A call of the assistant's; its id and type are handed to the model's template as they are."""
 
-    id: str
-    type: Literal["function"]
     function: CalledFunction
 
 
 class ChatMessage(Struct):
-    """A message of a conversation. The content of the assistant's may be null where it has tool calls."""
+    """A message of a conversation."""
 
     role: Text
-    content: str | list[TextPart] | None
+    content: str | list[TextPart]
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
 
 
-PROMPT_KINDS: tuple[Any, ...] = (
+class CallingMessage(Struct):
+    """A message of the assistant's that only calls tools."""
+
+    role: Literal["assistant"]
+    tool_calls: Annotated[list[ToolCall], Meta(min_length=1)]
+    content: None = None
+    reasoning_content: str | None = None
+
+
+class TextBlock(Struct, tag="text"):
+    """Text."""
+
+    text: str
+
+
+class ThinkingBlock(Struct, tag="thinking"):
+    """What the model thought."""
+
+    thinking: str
+
+
+class RedactedThinkingBlock(Struct, tag="redacted_thinking"):
+    """Thoughts that nobody can read; they are left out."""
+
+
+class ToolUseBlock(Struct, tag="tool_use"):
+    """A call of the assistant's."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class ToolResultBlock(Struct, tag="tool_result"):
+    """What a call brought."""
+
+    tool_use_id: str
+    content: str | list[TextBlock] | None = None
+
+
+class UserTurn(Struct, tag="user", tag_field="role"):
+    """What the user says, and what tools brought."""
+
+    content: str | list[TextBlock | ToolResultBlock]
+
+
+class AssistantTurn(Struct, tag="assistant", tag_field="role"):
+    """What the assistant thought, said and called."""
+
+    content: str | list[TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock]
+
+
+class SystemTurn(Struct, tag="system", tag_field="role"):
+    """What the operator says."""
+
+    content: str | list[TextBlock]
+
+
+class InputMessage(Struct):
+    """A message."""
+
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[TextPart]
+    type: Literal["message"] = "message"
+
+
+class FunctionCall(Struct, tag="function_call"):
+    """A call of the assistant's; the arguments are JSON text."""
+
+    call_id: str
+    name: str
+    arguments: Annotated[str, Meta(examples=["{}"])]
+
+
+class FunctionCallOutput(Struct, tag="function_call_output"):
+    """What a call brought."""
+
+    call_id: str
+    output: str | list[TextPart]
+
+
+class ReasoningText(Struct):
+    """A piece of what the model thought."""
+
+    text: str
+
+
+class ReasoningItem(Struct, tag="reasoning"):
+    """What the model thought."""
+
+    content: list[ReasoningText] | None = None
+
+
+PROMPTS: tuple[Any, ...] = (
     Text,
     Annotated[list[Text], Meta(min_length=1, max_length=MAX_PROMPTS)],
     TokenIds,
     Annotated[list[TokenIds], Meta(min_length=1, max_length=MAX_PROMPTS)],
 )
-"""A completion's prompt is one of these."""
-MESSAGES: Any = Annotated[list[ChatMessage], Meta(min_length=1)]
+"""A completion's prompt is one of these, and so on below."""
+CHAT_MESSAGES: tuple[Any, ...] = (ChatMessage, CallingMessage)
+ANTHROPIC_MESSAGES: tuple[Any, ...] = (UserTurn, AssistantTurn, SystemTurn)
+RESPONSE_ITEMS: tuple[Any, ...] = (InputMessage, FunctionCall, FunctionCallOutput, ReasoningItem)

@@ -37,9 +37,11 @@ class Operation:
     refusals: tuple[int, ...]
     request: type[Any] | None = None
     stream: str = ""
-    """What the events of its stream are, if it has one."""
-    events: tuple[type[Any], ...] = ()
-    """Types of their data."""
+    """What its stream is, if it has one."""
+    chunk: type[Any] | None = None
+    """Type of the data of its events, where all are alike."""
+    event_names: tuple[str, ...] = ()
+    """Of its events, where they have names."""
     is_open: bool = False
     """Whether it needs no key."""
 
@@ -50,21 +52,46 @@ class Operation:
 
 
 _CHUNKS = (
-    "Server-sent events: the data of each is a {name}, that of the last `[DONE]`. With `stream_options.include_usage` "
-    "the chunk before it has no choices and the usage. A failure is one event with an `error`, then `[DONE]`. "
-    "Lines that begin with a colon show that the connection lives."
+    "Server-sent events; the data of the last is `[DONE]`. With `stream_options.include_usage` the chunk before it has "
+    "no choices, and the usage. A failure is one event with an `error`, then `[DONE]`. Lines that begin with a colon "
+    "show that the connection lives."
 )
 _RESPONSES = (
-    "Server-sent events with names and a `sequence_number`: `response.created`, `response.in_progress`, for each item "
-    "`response.output_item.added`, `response.content_part.added`, `response.output_text.delta`, "
-    "`response.output_text.done`, `response.content_part.done`, `response.output_item.done` (for a function call "
-    "`response.function_call_arguments.delta` and `.done`, for reasoning `response.reasoning_text.delta` and `.done`), "
-    "and last `response.completed`, `response.incomplete`, or `error` and `response.failed`."
+    "Server-sent events with names, numbered by `sequence_number`. Each item of output is added, its content or "
+    "arguments grow by deltas, and it is done. The last event is `response.completed`, `response.incomplete` or, behind "
+    "an `error`, `response.failed`. Lines that begin with a colon show that the connection lives."
+)
+_RESPONSES_EVENTS = (
+    "response.created",
+    "response.in_progress",
+    "response.output_item.added",
+    "response.content_part.added",
+    "response.output_text.delta",
+    "response.output_text.done",
+    "response.reasoning_text.delta",
+    "response.reasoning_text.done",
+    "response.function_call_arguments.delta",
+    "response.function_call_arguments.done",
+    "response.content_part.done",
+    "response.output_item.done",
+    "response.completed",
+    "response.incomplete",
+    "response.failed",
+    "error",
 )
 _MESSAGES = (
-    "Server-sent events with names: `message_start`, for each block `content_block_start`, `content_block_delta` and "
-    "`content_block_stop`, then `message_delta` with the stop reason and the usage, and `message_stop`; `ping` events "
-    "show that the connection lives; `error` ends a stream that failed."
+    "Server-sent events with names. Each block of content starts, grows by deltas and stops; `message_delta` brings "
+    "the stop reason and the usage. The last event is `message_stop`, or `error`; `ping` shows that the connection lives."
+)
+_MESSAGES_EVENTS = (
+    "message_start",
+    "ping",
+    "content_block_start",
+    "content_block_delta",
+    "content_block_stop",
+    "message_delta",
+    "message_stop",
+    "error",
 )
 
 OPERATIONS = (
@@ -75,8 +102,8 @@ OPERATIONS = (
         answers.ChatCompletion,
         GENERATING,
         ChatRequest,
-        _CHUNKS.format(name="ChatCompletionChunk"),
-        (answers.ChatCompletionChunk,),
+        _CHUNKS,
+        answers.ChatCompletionChunk,
     ),
     Operation(
         "post",
@@ -85,7 +112,8 @@ OPERATIONS = (
         answers.Completion,
         GENERATING,
         CompletionRequest,
-        _CHUNKS.format(name="Completion"),
+        _CHUNKS,
+        answers.Completion,
     ),
     Operation(
         "post",
@@ -95,6 +123,7 @@ OPERATIONS = (
         GENERATING,
         ResponsesRequest,
         _RESPONSES,
+        event_names=_RESPONSES_EVENTS,
     ),
     Operation(
         "post",
@@ -104,6 +133,7 @@ OPERATIONS = (
         GENERATING,
         MessagesRequest,
         _MESSAGES,
+        event_names=_MESSAGES_EVENTS,
     ),
     Operation(
         "post",

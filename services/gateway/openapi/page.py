@@ -76,6 +76,12 @@ def _kind(schema: dict[str, Any]) -> str:
     if isinstance(schema.get("additionalProperties"), dict):
         words.append(f"of {_kind(schema['additionalProperties'])}")
     words += [bound.format(schema[name]) for name, bound in BOUNDS.items() if name in schema]
+    if "contentSchema" in schema:
+        words.append(_kind(schema["contentSchema"]))
+    if "properties" in schema:
+        words.append(
+            "; ".join(f"<code>{escape(name)}</code>: {_kind(kind)}" for name, kind in schema["properties"].items())
+        )
     if "description" in schema:
         words.append(f"<br>{_text(schema['description'])}")
     return " ".join(words)
