@@ -87,7 +87,10 @@ REFUSED: dict[str, tuple[PreTrainedConfig, str]] = {
     "chunked attention": (hf.Llama4TextConfig(**_BASE | {"head_dim": 16}), "Llama4ForCausalLM.*'chunked_attention'"),
     "ALiBi": (hf.FalconConfig(**_BASE | {"alibi": True}), "FalconForCausalLM: 0 of its 2 layers attend"),
     "soft cap": (hf.Gemma2Config(**_BASE | {"head_dim": 16}), "Gemma2ForCausalLM: Gemma2Attention asks.*softcap"),
-    "sinks": (hf.GptOssConfig(**_BASE | _MIXED | {"head_dim": 16, "intermediate_size": 96}), "GptOssForCausalLM: .*s_aux"),
+    "sinks": (
+        hf.GptOssConfig(**_BASE | _MIXED | {"head_dim": 16, "intermediate_size": 96}),
+        "GptOssForCausalLM: .*s_aux",
+    ),
     "looks ahead": (hf.BertConfig(**_BASE), "BertLMHeadModel: .*looks ahead"),
     "no positions": (
         hf.MptConfig(vocab_size=VOCAB_SIZE, d_model=64, n_layers=1, n_heads=4),

@@ -262,7 +262,7 @@ async def test_it_is_measured_and_logged_as_any_other(caplog: pytest.LogCaptureF
     assert 'http_requests_total{route="/v1/messages",status="2xx"} 1.0' in metrics
     assert 'http_requests_total{route="/v1/messages/count_tokens",status="2xx"} 1.0' in metrics
     assert 'time_to_first_token_seconds_count{model_name="fake-model"} 1.0' in metrics
-    assert any("/v1/messages 200" in line and "output=6 finish=stop" in line for line in caplog.messages)
+    assert any("/v1/messages 200" in line and "output_tokens=6 finish=stop" in line for line in caplog.messages)
 
 
 THINKS_AND_CALLS = (

@@ -249,7 +249,7 @@ async def test_it_is_measured_and_logged_as_any_other(caplog: pytest.LogCaptureF
             await w.openai.responses.create(**ASK)
             metrics = (await w.http.get("/metrics")).text
     assert 'http_requests_total{route="/v1/responses",status="2xx"} 1.0' in metrics
-    assert any("/v1/responses 200" in line and "output=6 finish=stop" in line for line in caplog.messages)
+    assert any("/v1/responses 200" in line and "output_tokens=6 finish=stop" in line for line in caplog.messages)
 
 
 async def test_thoughts_and_calls_are_items_of_their_own() -> None:

@@ -73,12 +73,31 @@ class ChatLogprobs(Struct):
     refusal: None = None
 
 
+class CalledFunction(Struct):
+    """A function and the JSON text of its arguments; in a stream a piece of that, and the name once."""
+
+    arguments: str
+    name: str | None = None
+
+
+class ToolCall(Struct):
+    """A call of a function; in a stream the id and the type come once."""
+
+    function: CalledFunction
+    id: str | None = None
+    type: Literal["function"] = "function"
+    index: int | None = None
+    """Which call of the message it is; only in a stream."""
+
+
 class AssistantMessage(Struct):
-    """What the model says."""
+    """What the model says. The content is null where it only calls tools."""
 
     role: Literal["assistant"]
     content: str | None
     refusal: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatChoice(Struct):
@@ -108,6 +127,8 @@ class ChatDelta(Struct):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatChunkChoice(Struct):

@@ -15,7 +15,14 @@ from services.gateway.api.responses_request import ResponsesRequest
 from services.gateway.api.schema import ChatRequest, CompletionRequest
 from services.gateway.api.tokenize import TokenizeRequest
 from services.gateway.openapi import answers
-from services.gateway.openapi.inputs import ANTHROPIC_MESSAGES, CHAT_MESSAGES, PROMPTS, RESPONSE_ITEMS
+from services.gateway.openapi.inputs import (
+    ANTHROPIC_MESSAGES,
+    CHAT_MESSAGES,
+    PROMPTS,
+    RESPONSE_ITEMS,
+    TOOL_CHOICE,
+    TOOLS,
+)
 from services.gateway.openapi.operations import OPERATIONS, REFUSALS, Operation
 
 REF = "#/components/schemas/{name}"
@@ -63,7 +70,7 @@ def _types_of(operations: Sequence[Operation]) -> list[Any]:
         for kind in (operation.request, operation.answer, operation.chunk):
             if isinstance(kind, type):
                 types[kind] = None
-    return [*types, *PROMPTS, *CHAT_MESSAGES, *ANTHROPIC_MESSAGES, *RESPONSE_ITEMS]
+    return [*types, *PROMPTS, *CHAT_MESSAGES, *ANTHROPIC_MESSAGES, *RESPONSE_ITEMS, TOOLS, TOOL_CHOICE]
 
 
 def _describe_by_hand(components: dict[str, Any], schema_of: dict[Any, Any]) -> None:
@@ -77,17 +84,19 @@ def _describe_by_hand(components: dict[str, Any], schema_of: dict[Any, Any]) -> 
 
     fields = (
         (ChatRequest, "messages", list_of(CHAT_MESSAGES)),
+        (ChatRequest, "tools", schema_of[TOOLS]),
+        (ChatRequest, "tool_choice", schema_of[TOOL_CHOICE]),
         (CompletionRequest, "prompt", one_of(PROMPTS)),
         (MessagesRequest, "messages", list_of(ANTHROPIC_MESSAGES)),
         (CountTokensRequest, "messages", list_of(ANTHROPIC_MESSAGES)),
         (ResponsesRequest, "input", {"anyOf": [{"type": "string"}, list_of(RESPONSE_ITEMS)]}),
         (TokenizeRequest, "messages", {"anyOf": [list_of(CHAT_MESSAGES), {"type": "null"}]}),
+        (TokenizeRequest, "tools", schema_of[TOOLS]),
     )
     for request, name, schema in fields:
-        component = components[request.__name__]
-        component["properties"][name] = schema
-        if request is not TokenizeRequest and name not in component["required"]:
-            component["required"] = [*component["required"], name]
+        components[request.__name__]["properties"][name] = schema
+    components[ChatRequest.__name__]["required"] = ["messages"]
+    components[CompletionRequest.__name__]["required"] = ["prompt"]
     absent = {"type": "null"}
     components[TokenizeRequest.__name__]["oneOf"] = [
         {"required": ["prompt"], "properties": {"prompt": {"type": "string"}, "messages": absent}},

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from services.gateway.api.prompts import MAX_PROMPTS
+from services.gateway.api.tools import MAX_TOOLS, NAME
 
 TokenId = Annotated[int, Meta(ge=0)]
 Text = Annotated[str, Meta(min_length=1)]
@@ -18,17 +19,17 @@ class TextPart(Struct):
     text: str
 
 
-class CalledFunction(Struct):
+class CallOfFunction(Struct):
     """A function, and the arguments it was called with, as JSON text or as an object."""
 
     name: str
     arguments: str | dict[str, Any]
 
 
-class ToolCall(Struct):
+class EarlierCall(Struct):
     """A call of the assistant's; its id and type are handed to the model's template as they are."""
 
-    function: CalledFunction
+    function: CallOfFunction
 
 
 class ChatMessage(Struct):
@@ -37,7 +38,7 @@ class ChatMessage(Struct):
     role: Text
     content: str | list[TextPart]
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[EarlierCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
 
@@ -46,9 +47,51 @@ class CallingMessage(Struct):
     """A message of the assistant's that only calls tools."""
 
     role: Literal["assistant"]
-    tool_calls: Annotated[list[ToolCall], Meta(min_length=1)]
+    tool_calls: Annotated[list[EarlierCall], Meta(min_length=1)]
     content: None = None
     reasoning_content: str | None = None
+
+
+class FunctionDefinition(Struct):
+    """A function that the model may call."""
+
+    name: Annotated[str, Meta(pattern=f"^{NAME.pattern}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """A JSON schema of type object."""
+    strict: bool | None = None
+
+
+class FunctionTool(Struct):
+    """A tool: only functions are."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class FunctionName(Struct):
+    """A function by its name."""
+
+    name: str
+
+
+class NamedFunction(Struct, tag="function"):
+    """This function is to be called."""
+
+    function: FunctionName
+
+
+class NamedFunctions(Struct):
+    """Several of the tools."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedFunction], Meta(min_length=1)]
+
+
+class AllowedTools(Struct, tag="allowed_tools"):
+    """Only these tools may be called."""
+
+    allowed_tools: NamedFunctions
 
 
 class TextBlock(Struct, tag="text"):
@@ -145,3 +188,5 @@ PROMPTS: tuple[Any, ...] = (
 CHAT_MESSAGES: tuple[Any, ...] = (ChatMessage, CallingMessage)
 ANTHROPIC_MESSAGES: tuple[Any, ...] = (UserTurn, AssistantTurn, SystemTurn)
 RESPONSE_ITEMS: tuple[Any, ...] = (InputMessage, FunctionCall, FunctionCallOutput, ReasoningItem)
+TOOLS: Any = Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)] | None
+TOOL_CHOICE: Any = Literal["none", "auto", "required"] | NamedFunction | AllowedTools | None

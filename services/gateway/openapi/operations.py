@@ -58,8 +58,8 @@ _CHUNKS = (
 )
 _RESPONSES = (
     "Server-sent events with names, numbered by `sequence_number`. Each item of output is added, its content or "
-    "arguments grow by deltas, and it is done. The last event is `response.completed`, `response.incomplete` or, behind "
-    "an `error`, `response.failed`. Lines that begin with a colon show that the connection lives."
+    "arguments grow by deltas, and it is done. The last event is `response.completed`, `response.incomplete` or, "
+    "behind an `error`, `response.failed`. Lines that begin with a colon show that the connection lives."
 )
 _RESPONSES_EVENTS = (
     "response.created",
@@ -81,7 +81,7 @@ _RESPONSES_EVENTS = (
 )
 _MESSAGES = (
     "Server-sent events with names. Each block of content starts, grows by deltas and stops; `message_delta` brings "
-    "the stop reason and the usage. The last event is `message_stop`, or `error`; `ping` shows that the connection lives."
+    "the stop reason and the usage. The last is `message_stop`, or `error`; `ping` shows that the connection lives."
 )
 _MESSAGES_EVENTS = (
     "message_start",
