@@ -191,7 +191,9 @@ class Shell:
             self._traces.answered(plan, answer)
         self._dealer.send(answer)
         if isinstance(answer, BatchFailed):
-            log.warning("step %d: %s: %s", answer.step, answer.kind, answer.detail)
+            # What only follows a failure says nothing new.
+            level = logging.DEBUG if answer.kind == "follows_failure" else logging.WARNING
+            log.log(level, "step %d: %s: %s", answer.step, answer.kind, answer.detail)
             if answer.fatal:
                 self._end(1)
 

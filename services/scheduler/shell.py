@@ -183,7 +183,11 @@ class _ExecutorSide:
                 self._shell.steps.done(peer, message)
                 self._shell.handle(events.StepDone(peer, message))
             case executor.BatchFailed():
-                _log.warning("step %d of executor %s failed (%s): %s", message.step, peer, message.kind, message.detail)
+                # A request that is to blame has its line in the executor's log, what follows a failure in nobody's.
+                level = logging.DEBUG if message.lanes or message.kind == "follows_failure" else logging.WARNING
+                _log.log(
+                    level, "step %d of executor %s failed (%s): %s", message.step, peer, message.kind, message.detail
+                )
                 self._shell.steps.failed(peer, message)
                 self._shell.handle(events.StepFailed(peer, message))
             case executor.Draining(within_ms):

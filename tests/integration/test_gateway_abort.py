@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import time
 
 import httpx
 import pytest
@@ -67,6 +68,38 @@ async def test_abort_09_leaving_before_the_request_is_accepted() -> None:
     async with world(scheduler, **EVERYTHING) as w:
         await leave(w, stream=True, read=0)
         await await_until(lambda: scheduler.cancels, 0.5, "the cancel reached the scheduler")
+        await w.until_idle()
+
+
+async def _seen_after(w: World, *, stream: bool, way: str) -> float:
+    """Seconds from a client's leaving to its request's cancel at the scheduler."""
+    body = httpx.Request("POST", w.url, json={"prompt": "p", "max_tokens": 2000, "stream": stream}).content
+    reader, writer = await asyncio.open_connection("127.0.0.1", w.port)
+    num_submits, num_cancels = len(w.scheduler.submits), len(w.scheduler.cancels)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    await await_until(lambda: len(w.scheduler.submits) > num_submits, 5, "the request was submitted")
+    if way != "queued":
+        w.scheduler.tick()
+    if way != "queued" and stream:
+        await reader.readuntil(b"data: ")
+    began = time.perf_counter()
+    if way == "half closed":
+        writer.write_eof()
+    else:
+        writer.close()
+    await await_until(lambda: len(w.scheduler.cancels) > num_cancels, 5, "the cancel")
+    seconds = time.perf_counter() - began
+    writer.close()
+    return seconds
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("way", ["queued", "running", "half closed"])
+async def test_abort_09_a_disconnect_is_seen_at_once_in_every_mode(stream: bool, way: str) -> None:
+    """Within 100 ms; the quickest of five counts, as the machine may be busy but whoever polls is never quick."""
+    scheduler = ScriptedScheduler(lambda submit: Answer([300] * 2000), auto=False)
+    async with world(scheduler) as w:
+        assert min([await _seen_after(w, stream=stream, way=way) for _ in range(5)]) < 0.1
         await w.until_idle()
 
 

@@ -96,9 +96,9 @@ class Observe:
         if tenant:
             facts["tenant"] = tenant
         duration_ms = round(1000 * seconds)
-        told = " ".join(f"{name}={value}" for name, value in facts.items())
+        told = "".join(f" {name}={value}" for name, value in facts.items())
         fields = {"request_id": request_id, "route": route, "status": status, "duration_ms": duration_ms, **facts}
-        _log.info("%s %s %d %dms %s", request_id, route, status, duration_ms, told, extra={FIELDS: fields})
+        _log.info("%s %s %d %dms%s", request_id, route, status, duration_ms, told, extra={FIELDS: fields})
 
 
 def _request_id(scope: Scope) -> bytes:
