@@ -140,9 +140,12 @@ class _GatewaySide:
 
     def __init__(self, shell: Shell) -> None:
         self._shell = shell
+        self._pids: dict[str, int] = {}
+        """Of the gateways that are there, in the order in which they came."""
 
     def hello(self, peer: str, message: gateway.GatewayHello) -> None:
         _log.info("gateway %s joined (pid %d)", peer, message.pid)
+        self._pids[peer] = message.pid
         self._shell.handle(events.GatewayJoined(peer))
 
     def message(self, peer: str, message: gateway.Submit | gateway.Cancel | gateway.StateQuery) -> None:
@@ -152,15 +155,23 @@ class _GatewaySide:
             case gateway.Cancel(request_id):
                 self._shell.handle(events.Cancelled(peer, request_id))
             case gateway.StateQuery(query_id):
-                state = json.dumps(self._shell.core.snapshot())
-                self._shell.gateways.send(peer, gateway.StateReply(query_id, state))
+                self._shell.gateways.send(peer, gateway.StateReply(query_id, self._state()))
             case _:
                 assert_never(message)
+
+    def _state(self) -> str:
+        core = self._shell.core
+        gateways = [
+            {"id": peer, "pid": pid, "streams": len(core.ledger.requests.get(peer, ()))}
+            for peer, pid in self._pids.items()
+        ]
+        return json.dumps(core.snapshot() | {"gateways": gateways})
 
     def heartbeat(self, peer: str, message: Heartbeat) -> None:
         """The Router noted the sign of life; a gateway's heartbeat says nothing else."""
 
     def lost(self, peer: str, why: str) -> None:
+        self._pids.pop(peer, None)
         _log.info("gateway %s left: %s", peer, why)
         self._shell.handle(events.GatewayLeft(peer))
 

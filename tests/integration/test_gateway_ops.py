@@ -82,7 +82,11 @@ async def test_debug_state() -> None:
         running = asyncio.create_task(w.complete(n=2))
         await await_until(lambda: len(scheduler.runs) == 2, 5, "both choices run")
         state = (await w.http.get("/debug/state")).json()
-        assert state == {"gateway": {"streams": 2}, "scheduler": {"waiting": 0, "running": 2, "executors": []}}
+        assert state == {
+            "gateway": {"name": "test", "streams": 2},
+            "gateways": [],
+            "scheduler": {"waiting": 0, "running": 2, "executors": []},
+        }
         scheduler.auto = True
         scheduler._keep_ticking()
         await running

@@ -37,7 +37,7 @@ async def metrics(request: Request) -> Response:
 
 
 async def debug_state(request: Request) -> Response:
-    """What the gateway and the scheduler hold, when the operator allows the question."""
+    """What this gateway, all gateways and the scheduler hold, when the operator allows the question."""
     gateway = gateway_of(request)
     if not gateway.options.debug_endpoints:
         raise ApiError(404, "Not Found")
@@ -45,4 +45,6 @@ async def debug_state(request: Request) -> Response:
         scheduler = await gateway.link.query_state(STATE_TIMEOUT_S)
     except (TimeoutError, ValueError):
         raise unavailable("the scheduler does not answer") from None
-    return json_response({"gateway": {"streams": len(gateway.streams)}, "scheduler": scheduler})
+    gateways = scheduler.pop("gateways", [])
+    own = {"name": gateway.options.name, "streams": len(gateway.streams)}
+    return json_response({"gateway": own, "gateways": gateways, "scheduler": scheduler})
