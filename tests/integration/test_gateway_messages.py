@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import anthropic
+import pydantic
 import pytest
 
 from services.gateway import generation
@@ -122,6 +123,20 @@ async def test_a_history_with_tools_and_thoughts_becomes_a_prompt() -> None:
         assert count.input_tokens == len(tokens.unpack(submit.prompt))
 
 
+class City(pydantic.BaseModel):
+    name: str
+    people: int
+
+
+async def test_parse_reads_what_the_schema_asks_for() -> None:
+    async with serving(says('{"name":"Ulm","people":126000}')) as (w, client):
+        parsed = await client.messages.parse(**ASK, output_format=City)
+        assert parsed.parsed_output == City(name="Ulm", people=126000)
+        constraint = w.scheduler.submits[-1].sampling.constraint
+        assert constraint is not None
+        assert '"people"' in constraint.source
+
+
 async def test_the_last_message_of_the_assistant_goes_on() -> None:
     async with serving(says("ok")) as (w, client):
         await client.messages.create(**{**ASK, "messages": [*HI, {"role": "assistant", "content": "The answer is ("}]})
@@ -145,6 +160,10 @@ async def test_the_last_message_of_the_assistant_goes_on() -> None:
         ({"temperature": 3}, "temperature"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
         ({"container": "c"}, "container"),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "nonsense"}}}},
+            "output_config.format",
+        ),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
     ],

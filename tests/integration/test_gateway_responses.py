@@ -90,6 +90,22 @@ async def test_what_max_output_tokens_cuts_off_is_incomplete() -> None:
         assert events[-1][1]["response"]["output"][0]["status"] == "incomplete"
 
 
+class City(pydantic.BaseModel):
+    name: str
+    people: int
+
+
+async def test_parse_reads_what_the_schema_asks_for() -> None:
+    async with world(ScriptedScheduler(says('{"name":"Ulm","people":126000}'))) as w:
+        parsed = await w.openai.responses.parse(**ASK, text_format=City)
+        assert parsed.output_parsed == City(name="Ulm", people=126000)
+        constraint = w.scheduler.submits[-1].sampling.constraint
+        assert constraint is not None
+        assert '"people"' in constraint.source
+        async with w.openai.responses.stream(**ASK, text_format=City) as stream:
+            assert (await stream.get_final_response()).output_parsed == parsed.output_parsed
+
+
 async def test_an_answer_without_text_is_an_empty_message() -> None:
     async with world(ScriptedScheduler(says(""))) as w:
         whole = await w.openai.responses.create(**ASK)
@@ -168,6 +184,7 @@ async def test_logprobs_come_with_their_text() -> None:
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"background": True}, "background"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text"),
+        ({"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "nonsense"}}}}, "text"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"tool_choice": {"type": "file_search"}}, "tool_choice"),
         ({"metadata": {"a": 5}}, "metadata"),

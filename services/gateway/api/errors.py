@@ -3,7 +3,8 @@
 ``ApiError`` before the first byte is the response; after it, one event of the stream. Pure data.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
 
@@ -74,6 +75,19 @@ class ApiError(Exception):
     def response(self) -> Response:
         """The whole HTTP answer, in the shape of the route it goes out on."""
         return ErrorResponse(self)
+
+
+@contextmanager
+def fields_called(names: Mapping[str, str]) -> Iterator[None]:
+    """An error about one of these fields calls it as the client does: by ``names`` of their usual names."""
+    try:
+        yield
+    except ApiError as error:
+        name = names.get(error.param or "")
+        if error.param is None or name is None:
+            raise
+        message, param = error.message.replace(error.param, name, 1), name.split(".")[0]
+        raise ApiError(error.status, message, param=param, code=error.code, headers=error.headers) from None
 
 
 class ErrorResponse(Response):

@@ -6,7 +6,8 @@ from starlette.responses import Response
 from services.gateway.api.answer import Answer
 from services.gateway.api.chat import answer_chat, encode_chat
 from services.gateway.api.endpoint import gateway_of
-from services.gateway.api.messages_request import CountTokensRequest, MessagesRequest, chat_fields
+from services.gateway.api.errors import fields_called
+from services.gateway.api.messages_request import CHAT_NAMES, CountTokensRequest, MessagesRequest, chat_fields
 from services.gateway.api.ops import json_response
 from services.gateway.api.refusals import MESSAGES
 from services.gateway.api.schema import ChatRequest, checked, parse
@@ -17,13 +18,16 @@ from services.gateway.shapes.messages import Messages
 async def messages(request: Request) -> Answer:
     """Answer the conversation."""
     fields = parse(await request.body(), MessagesRequest, MESSAGES)
-    return await answer_chat(request, checked(chat_fields(fields), ChatRequest), Messages, "msg_")
+    with fields_called(CHAT_NAMES):
+        return await answer_chat(request, checked(chat_fields(fields), ChatRequest), Messages, "msg_")
 
 
 async def count_tokens(request: Request) -> Response:
     """How many tokens the prompt has that the conversation becomes."""
     gateway = gateway_of(request)
-    fields = checked(chat_fields(parse(await request.body(), CountTokensRequest, MESSAGES)), ChatRequest)
+    fields = parse(await request.body(), CountTokensRequest, MESSAGES)
     gateway.check_model(fields.model)
-    prompt = await encode_chat(gateway, fields, gateway.facts(), tool_use_of(fields))
+    with fields_called(CHAT_NAMES):
+        chat = checked(chat_fields(fields), ChatRequest)
+        prompt = await encode_chat(gateway, chat, gateway.facts(), tool_use_of(chat))
     return json_response({"input_tokens": len(prompt.ids)})

@@ -64,6 +64,10 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
 
 
+CHAT_NAMES = {"stop": "stop_sequences", "response_format": "output_config.format"}
+"""What a field of the chat request is called here."""
+
+
 def chat_fields(request: CountTokensRequest) -> dict[str, Any]:
     """The same as fields of ``/v1/chat/completions``. Raises ApiError (400)."""
     if request.thinking is not None and request.thinking.type == "enabled":

@@ -64,7 +64,7 @@ class ResponsesRequest(Struct, kw_only=True):
     metadata: Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=16)] | None = None
 
 
-CHAT_NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text"}
+CHAT_NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"}
 """What a field of the chat request is called here."""
 
 

@@ -6,13 +6,13 @@ from typing import Any
 import msgspec
 
 from services.gateway.api.errors import ApiError
-from services.gateway.shapes.blocks import Block, Blocks, event
+from services.gateway.shapes.content_blocks import ContentBlock, ContentBlocks, event
 
 PING = event("ping", {})
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-class Messages(Blocks):
+class Messages(ContentBlocks):
     """A ``Shape``: content blocks, no ``[DONE]``."""
 
     keep_alive = PING
@@ -26,13 +26,13 @@ class Messages(Blocks):
         """See ``Shape``."""
         return b"event: error\ndata: %s\n\n" % error.anthropic_body()
 
-    def _opened(self, block: Block) -> Iterable[bytes]:
+    def _opened(self, block: ContentBlock) -> Iterable[bytes]:
         content = self._content(block)
         if block.kind == "call":
             content["input"] = {}
         yield event("content_block_start", {"index": block.index, "content_block": content})
 
-    def _grown(self, block: Block, text: str, logprobs: Sequence[dict[str, Any]]) -> bytes:
+    def _grown(self, block: ContentBlock, text: str, logprobs: Sequence[dict[str, Any]]) -> bytes:
         match block.kind:
             case "text":
                 delta = {"type": "text_delta", "text": text}
@@ -42,7 +42,7 @@ class Messages(Blocks):
                 delta = {"type": "input_json_delta", "partial_json": text}
         return event("content_block_delta", {"index": block.index, "delta": delta})
 
-    def _closed(self, block: Block) -> Iterable[bytes]:
+    def _closed(self, block: ContentBlock) -> Iterable[bytes]:
         yield event("content_block_stop", {"index": block.index})
 
     def _finished(self) -> Iterable[bytes]:
@@ -72,7 +72,7 @@ class Messages(Blocks):
             "usage": usage,
         }
 
-    def _content(self, block: Block) -> dict[str, Any]:
+    def _content(self, block: ContentBlock) -> dict[str, Any]:
         match block.kind:
             case "text":
                 return {"type": "text", "text": block.text}

@@ -7,13 +7,13 @@ import msgspec
 
 from services.gateway.api.errors import ApiError
 from services.gateway.api.responses_request import ResponsesRequest
-from services.gateway.shapes.blocks import Block, Blocks, event
+from services.gateway.shapes.content_blocks import ContentBlock, ContentBlocks, event
 from services.gateway.shapes.shape import KEEP_ALIVE, Outline
 
 ITEM_PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
 
 
-class Responses(Blocks):
+class Responses(ContentBlocks):
     """A ``Shape``; every block is an item of output."""
 
     keep_alive = KEEP_ALIVE
@@ -40,7 +40,7 @@ class Responses(Blocks):
         failed = {"code": "server_error", "message": error.message}
         return told + self._event("response.failed", response=self._response("failed", failed))
 
-    def _opened(self, block: Block) -> Iterable[bytes]:
+    def _opened(self, block: ContentBlock) -> Iterable[bytes]:
         item = self._item(block, "in_progress")
         if block.kind != "call":
             item["content"] = []
@@ -48,7 +48,7 @@ class Responses(Blocks):
         if block.kind != "call":
             yield self._event("response.content_part.added", **self._place(block), part=self._part(block))
 
-    def _grown(self, block: Block, text: str, logprobs: Sequence[dict[str, Any]]) -> bytes:
+    def _grown(self, block: ContentBlock, text: str, logprobs: Sequence[dict[str, Any]]) -> bytes:
         place = self._place(block)
         match block.kind:
             case "text":
@@ -58,7 +58,7 @@ class Responses(Blocks):
             case "call":
                 return self._event("response.function_call_arguments.delta", **place, delta=text)
 
-    def _closed(self, block: Block) -> Iterable[bytes]:
+    def _closed(self, block: ContentBlock) -> Iterable[bytes]:
         place = self._place(block)
         text = block.text
         match block.kind:
@@ -81,21 +81,21 @@ class Responses(Blocks):
     def _body(self) -> dict[str, Any]:
         return self._response("incomplete" if self._finish == "length" else "completed")
 
-    def _status(self, block: Block) -> str:
+    def _status(self, block: ContentBlock) -> str:
         """Of an item that gets no more: the last one may have been cut off, by max_output_tokens or a failure."""
         is_cut_off = block is self._open or (self._finish == "length" and block is self._blocks[-1])
         return "incomplete" if is_cut_off else "completed"
 
-    def _place(self, block: Block) -> dict[str, Any]:
+    def _place(self, block: ContentBlock) -> dict[str, Any]:
         place: dict[str, Any] = {"item_id": self._item_id(block), "output_index": block.index}
         if block.kind != "call":
             place["content_index"] = 0
         return place
 
-    def _item_id(self, block: Block) -> str:
+    def _item_id(self, block: ContentBlock) -> str:
         return f"{ITEM_PREFIXES[block.kind]}_{self._key}{block.index}"
 
-    def _item(self, block: Block, status: str) -> dict[str, Any]:
+    def _item(self, block: ContentBlock, status: str) -> dict[str, Any]:
         item: dict[str, Any] = {"id": self._item_id(block), "status": status}
         match block.kind:
             case "text":
@@ -106,7 +106,7 @@ class Responses(Blocks):
                 called = {"call_id": block.call_id, "name": block.name, "arguments": block.text}
                 return {**item, "type": "function_call", **called}
 
-    def _part(self, block: Block) -> dict[str, Any]:
+    def _part(self, block: ContentBlock) -> dict[str, Any]:
         if block.kind == "reasoning":
             return {"type": "reasoning_text", "text": block.text}
         return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": block.logprobs}

@@ -18,7 +18,7 @@ Kind = Literal["text", "reasoning", "call"]
 
 
 @dataclass
-class Block:
+class ContentBlock:
     """A part of an answer; its text is the arguments if it is a call."""
 
     kind: Kind
@@ -41,13 +41,13 @@ def event(name: str, data: dict[str, Any]) -> bytes:
     return b"event: %s\ndata: %s\n\n" % (name.encode(), msgspec.json.encode({"type": name, **data}))
 
 
-class Blocks(ABC):
+class ContentBlocks(ABC):
     """A ``Shape`` of one choice. Subclasses write the events."""
 
     def __init__(self, outline: Outline) -> None:
         self._outline = outline
-        self._blocks: list[Block] = []
-        self._open: Block | None = None
+        self._blocks: list[ContentBlock] = []
+        self._open: ContentBlock | None = None
         self._finish: Finish | None = None
         self._stop: str | None = None
         """The stop string that ended it."""
@@ -96,7 +96,7 @@ class Blocks(ABC):
 
     def _turn_to(self, kind: Kind, call_id: str = "", name: str = "") -> Iterator[bytes]:
         yield from self._close()
-        self._open = Block(kind, len(self._blocks), call_id, name)
+        self._open = ContentBlock(kind, len(self._blocks), call_id, name)
         self._blocks.append(self._open)
         yield from self._opened(self._open)
 
@@ -107,7 +107,7 @@ class Blocks(ABC):
         self._take_logprobs(block)
         return self._closed(block)
 
-    def _take_logprobs(self, block: Block) -> Sequence[dict[str, Any]]:
+    def _take_logprobs(self, block: ContentBlock) -> Sequence[dict[str, Any]]:
         """What is told of tokens since the last time; none unless they are the text's."""
         if not self._held or block.kind != "text":
             return ()
@@ -117,15 +117,15 @@ class Blocks(ABC):
         return told
 
     @abstractmethod
-    def _opened(self, block: Block) -> Iterable[bytes]:
+    def _opened(self, block: ContentBlock) -> Iterable[bytes]:
         """The events of a block that begins."""
 
     @abstractmethod
-    def _grown(self, block: Block, text: str, logprobs: Sequence[dict[str, Any]]) -> bytes:
+    def _grown(self, block: ContentBlock, text: str, logprobs: Sequence[dict[str, Any]]) -> bytes:
         """The event of more text."""
 
     @abstractmethod
-    def _closed(self, block: Block) -> Iterable[bytes]:
+    def _closed(self, block: ContentBlock) -> Iterable[bytes]:
         """The events of a block that is complete."""
 
     @abstractmethod
