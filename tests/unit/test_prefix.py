@@ -27,7 +27,7 @@ class Bench:
         table = found + self.pool.take(-(-len(token_ids) // SIZE) - len(found))
         for index in range(len(found), len(token_ids) // SIZE):
             column = tokens.pack(token_ids[index * SIZE : (index + 1) * SIZE])
-            assert self.prefixes.publish(table[index], (table[index - 1] if index else namespace, column))
+            assert self.prefixes.publish([table[index]], table[index - 1] if index else namespace, column)
         return table
 
     def match(self, token_ids: list[int], namespace: Namespace = ME) -> list[int]:
@@ -114,7 +114,7 @@ def test_the_same_chain_twice_is_published_once():
     bench = Bench()
     bench.table(ids(5))
     (block,) = bench.pool.take(1)
-    assert not bench.prefixes.publish(block, (ME, tokens.pack(ids(4))))
+    assert not bench.prefixes.publish([block], ME, tokens.pack(ids(4)))
     bench.pool.give_back([block])
     assert bench.pool.num_cached == 0
 

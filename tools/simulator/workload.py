@@ -54,10 +54,10 @@ class Numbers:
 
     def prompt(self, num_tokens: int, group: str = "", num_prefix: int = 0) -> bytes:
         """A prompt; the first ``num_prefix`` tokens are those of ``group``."""
-        if not group or not num_prefix:
+        num_prefix = min(num_prefix, num_tokens - 1)
+        if not group or num_prefix < 1:
             return self._own(num_tokens)
         first = GROUP_IDS + self._groups.setdefault(group, len(self._groups))
-        num_prefix = min(num_prefix, num_tokens - 1)
         return tokens.pack([first]) + bytes(4 * (num_prefix - 1)) + self._own(num_tokens - num_prefix)
 
     def _own(self, num_tokens: int) -> bytes:

@@ -19,23 +19,37 @@ Matrix = list[list[float]]
 
 
 class Moments:
-    """Sums over steps from which a least squares fit is made; older steps weigh less."""
+    """Sums over steps from which a least squares fit is made; older steps weigh less.
 
-    __slots__ = ("products", "squares", "targets")
+    Written out, because every step of every executor comes by: base, rows and reads are features 0, 1 and 2.
+    """
+
+    __slots__ = ("p00", "p01", "p02", "p11", "p12", "p22", "squares", "t0", "t1", "t2")
 
     def __init__(self) -> None:
-        self.products: Matrix = [[0.0] * 3 for _ in range(3)]
-        self.targets = [0.0] * 3
+        self.p00 = self.p01 = self.p02 = self.p11 = self.p12 = self.p22 = 0.0
+        """Sums of products of two features."""
+        self.t0 = self.t1 = self.t2 = 0.0
+        """Sums of products of a feature and the time."""
         self.squares = 0.0
+        """Sum of the times' squares."""
 
-    def add(self, features: tuple[float, float, float], run_us: int) -> None:
+    def add(self, rows: float, reads: float, run_us: float) -> None:
         """Let the past fade a little and add one step."""
-        for i, one in enumerate(features):
-            row = self.products[i]
-            for j, other in enumerate(features):
-                row[j] = row[j] * FADE + one * other
-            self.targets[i] = self.targets[i] * FADE + one * run_us
-        self.squares = self.squares * FADE + float(run_us) * run_us
+        self.p00 = self.p00 * FADE + 1.0
+        self.p01 = self.p01 * FADE + rows
+        self.p02 = self.p02 * FADE + reads
+        self.p11 = self.p11 * FADE + rows * rows
+        self.p12 = self.p12 * FADE + rows * reads
+        self.p22 = self.p22 * FADE + reads * reads
+        self.t0 = self.t0 * FADE + run_us
+        self.t1 = self.t1 * FADE + rows * run_us
+        self.t2 = self.t2 * FADE + reads * run_us
+        self.squares = self.squares * FADE + run_us * run_us
+
+    def sums(self) -> tuple[float, ...]:
+        """All of them."""
+        return tuple(getattr(self, name) for name in self.__slots__)
 
 
 class StepCost:
@@ -61,7 +75,7 @@ class StepCost:
     def measure(self, rows: int, reads: int, run_us: int, prefill: bool) -> None:
         """Learn from one step: its rows, the sum of the contexts they read, its time, and whether it held a prefill."""
         moments = self._prefills if prefill else self._decodes
-        moments.add((1.0, float(rows), reads / READ_UNIT), run_us)
+        moments.add(float(rows), reads / READ_UNIT, float(run_us))
         self.num_steps += 1
         self.recent_us += (run_us - self.recent_us) / min(self.num_steps, REFIT_EVERY)
         if self.num_steps >= FIRST_FIT and self.num_steps % REFIT_EVERY == 0:
@@ -90,10 +104,9 @@ class StepCost:
 
     def _fit(self) -> None:
         """The best fit among those without a negative coefficient: with three features, try every subset."""
-        pair = (self._decodes, self._prefills)
-        products = [[sum(one.products[i][j] for one in pair) for j in range(3)] for i in range(3)]
-        targets = [sum(one.targets[i] for one in pair) for i in range(3)]
-        squares = sum(one.squares for one in pair)
+        pair = zip(self._decodes.sums(), self._prefills.sums(), strict=True)
+        p00, p01, p02, p11, p12, p22, squares, *targets = (one + other for one, other in pair)
+        products = [[p00, p01, p02], [p01, p11, p12], [p02, p12, p22]]
         best, best_error = [0.0, 0.0, 0.0], squares
         for subset in _SUBSETS:
             weights = _solve([[products[i][j] for j in subset] for i in subset], [targets[i] for i in subset])
@@ -104,6 +117,8 @@ class StepCost:
                 best, best_error = [0.0, 0.0, 0.0], error
                 for weight, i in zip(weights, subset, strict=True):
                     best[i] = weight
+            if len(subset) == 3:
+                break  # no fit with fewer features is better than one with all
         self.base_us, self.row_us, self.read_us = best[0], best[1], best[2] / READ_UNIT
 
 

@@ -23,6 +23,8 @@ class Departures:
 
     def due(self, now_ms: int) -> list[Executor]:
         """Those to be let go of now; each is told once."""
+        if not self._leaving:
+            return []
         due = [executor for executor in self._leaving.values() if _may_go(executor, now_ms)]
         for executor in due:
             del self._leaving[executor.id]
@@ -39,6 +41,8 @@ class Departures:
 
     def deadline_ms(self) -> int | None:
         """When the next one's time is up."""
+        if not self._leaving:
+            return None
         ends = (executor.draining_until_ms for executor in self._leaving.values())
         return min((end for end in ends if end is not None), default=None)
 

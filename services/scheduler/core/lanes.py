@@ -11,7 +11,7 @@ from typing import NamedTuple
 from services.scheduler.core.blocks import BlockPool, blocks_for
 from services.scheduler.core.cost import StepCost
 from services.scheduler.core.directory import Directory, Namespace
-from services.scheduler.core.prefix import Key, Prefixes
+from services.scheduler.core.prefix import Prefixes
 from services.scheduler.core.request import Request
 from shared.wire import tokens
 from shared.wire.executor import ExecutorHello
@@ -298,10 +298,10 @@ class Executor:
         lane.watch_at = NEVER
         if prefixes is None:
             return
-        for index in range(lane.published, lane.computed // size):
-            before: int | Namespace = lane.table[index - 1] if index else lane.request.namespace
-            key: Key = (before, tokens.pack(lane.tokens[index * size : (index + 1) * size]))
-            if not prefixes.publish(lane.table[index], key):
-                return
-            lane.published += 1
-        lane.watch_at = (lane.published + 1) * size
+        first, last = lane.published, lane.computed // size
+        if first < last:
+            before: int | Namespace = lane.table[first - 1] if first else lane.request.namespace
+            column = tokens.pack(lane.tokens[first * size : last * size])
+            lane.published += prefixes.publish(lane.table[first:last], before, column)
+        if lane.published == last:
+            lane.watch_at = (last + 1) * size

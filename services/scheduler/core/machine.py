@@ -100,16 +100,15 @@ class Scheduler:
 
     def next_deadline_ms(self) -> int | None:
         """When ``TimePassed`` is due at the latest; None when nothing waits for time to pass."""
-        deadlines: list[int] = []
+        ledger = self.ledger
+        deadlines = [self._wake_ms, ledger.preferences.deadline_ms(), ledger.deadlines.next_ms()]
         for executor in self._working.values():
             deadlines.append(executor.inflight[0].since_ms + self.settings.step_timeout_ms)
             break
-        if self.ledger.stranded:
-            deadlines.append(min(self.ledger.stranded.values()) + self.settings.recovery_timeout_ms)
-        kept_ms = self.ledger.preferences.deadline_ms()
-        others = (self._wake_ms, kept_ms, self.ledger.deadlines.next_ms(), self._departures.deadline_ms())
-        deadlines += [deadline for deadline in others if deadline is not None]
-        return min(deadlines, default=None)
+        if ledger.stranded:
+            deadlines.append(min(ledger.stranded.values()) + self.settings.recovery_timeout_ms)
+        deadlines.append(self._departures.deadline_ms())
+        return min([deadline for deadline in deadlines if deadline is not None], default=None)
 
     def snapshot(self) -> dict[str, Any]:
         """Plain figures of the present moment, in the shape of ``/debug/state``."""

@@ -16,6 +16,8 @@ from services.scheduler.core.shares import Budget, Prefill, Share, share_out
 from shared.wire import tokens
 from shared.wire.executor import Admit, BatchPlan
 
+_ONE = tokens.pack([1])
+
 
 class Draft:
     """A plan in the making: its columns and the step that will answer for it."""
@@ -30,6 +32,7 @@ class Draft:
         self.lanes: list[int] = []
         self.starts: list[int] = []
         self.counts: list[int] = []
+        """Of chunks only, as are ``marks``: each decode before them is one row and samples."""
         self.marks: list[int] = []
 
     def append(self, lane: Lane, blocks: list[int]) -> None:
@@ -54,16 +57,18 @@ class Draft:
         else:
             self.step.chunks.append(Chunk(lane, end))
 
-    def decodes(self, lanes: list[Lane]) -> None:
-        """Compute one token of each lane and sample the next. All columns at once: this is every tick's bulk."""
-        starts = [lane.scheduled for lane in lanes]
+    def decodes(self, executor: Executor, lanes: list[Lane]) -> None:
+        """Compute one token of each lane and sample the next; before any chunk. This is every tick's bulk."""
+        assert not self.lanes, "decodes come first"
+        starts = self.starts
         for lane in lanes:
-            lane.scheduled += 1
+            start = lane.scheduled
+            if start >= lane.slots:
+                self.append(lane, executor.extend(lane, start + 1))
+            lane.scheduled = start + 1
             lane.promised += 1
+            starts.append(start)
         self.lanes += [lane.number for lane in lanes]
-        self.starts += starts
-        self.counts += [1] * len(lanes)
-        self.marks += [1] * len(lanes)
         self.step.samples += lanes
         self.step.rows += len(lanes)
         self.step.reads += sum(starts) + len(lanes)
@@ -109,8 +114,9 @@ class Planner:
 
         ``num_asked`` executors can plan at this moment and share what waits.
         """
-        if any(step.solo for step in executor.inflight):
-            return None
+        for step in executor.inflight:
+            if step.solo:
+                return None
         suspect = self._suspect(executor)
         if suspect is not None and executor.inflight:
             return None
@@ -131,6 +137,8 @@ class Planner:
 
     def _suspect(self, executor: Executor) -> Lane | None:
         """The lane to be tried alone next, if any: its request twice failed along with others."""
+        if not executor.suspects:
+            return None
         for lane in list(executor.suspects.values()):
             if lane.request.failures < SUSPECT_FAILURES:
                 del executor.suspects[lane.number]
@@ -138,9 +146,11 @@ class Planner:
 
     def _yield_to_urgent(self, executor: Executor, preempted: list[Request]) -> None:
         """Preempt less urgent requests when the most urgent one waiting finds no lane or no blocks anywhere."""
-        first = self.ledger.queue.urgent()
-        if first is None or not executor.priorities or max(executor.priorities) <= first.rank.priority:
+        urgent = self.ledger.queue.most_urgent
+        if urgent is None or not executor.priorities or max(executor.priorities) <= urgent:
             return
+        first = self.ledger.queue.urgent()
+        assert first is not None, "a priority waits without a request"
         if executor.draining or not admission.fits_ever(first, executor) or self._is_kept(first, executor):
             return
         if any(_has_room(other, first) for other in self.ledger.executors.values()):
@@ -164,6 +174,8 @@ class Planner:
         Without ``decodes`` only the latter: they are not in this plan.
         """
         executor = turn.executor
+        if len(turn.decodes) < executor.pool.num_available:
+            return  # there is a block for everyone
         while (
             sum(lane.scheduled >= lane.slots for lane in turn.decodes if decodes)
             + _first_needs(executor, turn.prefills)
@@ -179,10 +191,7 @@ class Planner:
 
     def decode(self, turn: Turn) -> None:
         """Put every decode into the plan."""
-        for lane in turn.decodes:
-            if lane.scheduled >= lane.slots:
-                turn.draft.append(lane, turn.executor.extend(lane, lane.scheduled + 1))
-        turn.draft.decodes(turn.decodes)
+        turn.draft.decodes(turn.executor, turn.decodes)
 
     def newcomers(self, turn: Turn, most: int | None = None) -> list[Request]:
         """Waiting requests there is room for, up to ``most`` (None: this executor's part of them)."""
@@ -209,6 +218,8 @@ class Planner:
 
     def prefill(self, turn: Turn, new: list[Request], share_out: ShareOut) -> None:
         """Share what is left of the step among started prefills and new requests; count who was passed over."""
+        if not turn.prefills and not new:
+            return
         executor, step = turn.executor, turn.draft.step
         prefills = [
             Prefill(lane.request.rank, lane.request, lane, lane.scheduled, lane.known - lane.scheduled)
@@ -256,8 +267,9 @@ class Planner:
 
     def _send(self, executor: Executor, draft: Draft) -> BatchPlan:
         """Close the draft: from here on the step is in flight."""
-        step = draft.step
-        step.sample_lanes = tokens.pack([lane.number for lane in step.samples])
+        step, num_decodes = draft.step, len(draft.lanes) - len(draft.counts)
+        work_lanes = tokens.pack(draft.lanes)
+        step.sample_lanes = tokens.pack([lane.number for lane in step.samples]) if draft.counts else work_lanes
         step.sample_seqs = tokens.pack([lane.seq for lane in step.samples])
         step.since_ms = self.ledger.now_ms
         executor.inflight.append(step)
@@ -271,10 +283,10 @@ class Planner:
             admits=draft.admits,
             append_lanes=tokens.pack(draft.append_lanes),
             append_blocks=tokens.pack(draft.append_blocks),
-            work_lanes=tokens.pack(draft.lanes),
+            work_lanes=work_lanes,
             work_starts=tokens.pack(draft.starts),
-            work_counts=tokens.pack(draft.counts),
-            work_samples=tokens.pack(draft.marks),
+            work_counts=_ONE * num_decodes + tokens.pack(draft.counts),
+            work_samples=_ONE * num_decodes + tokens.pack(draft.marks),
         )
 
 

@@ -58,19 +58,26 @@ class Prefixes:
         """The block that is found by ``key``."""
         return self._blocks.get(key)
 
-    def publish(self, block: int, key: Key) -> bool:
-        """Make a block findable, unless another one already is by the same key. Its predecessor is published."""
-        if self._blocks.setdefault(key, block) != block:
-            return False
-        assert block not in self, f"block {block} is published twice"
-        before = key[0]
+    def publish(self, blocks: list[int], before: int | Namespace, column: bytes) -> int:
+        """Make blocks findable that follow ``before`` (a published block, or the namespace) and hold ``column``.
+
+        Stops before one whose key another block is found by already; returns how many were published.
+        """
+        num_bytes, found, stamps = self._block_bytes, self._blocks, self._stamps
         chain = self._chains[before] if isinstance(before, int) else root_chain(before)
-        self._chains[block] = chain = next_chain(chain, key[1])
-        self._keys[block] = key
-        self._stamps[block] = self._next_stamp
-        self._next_stamp += 1
-        self._directory.publish(self._block_size, chain, self._executor_id)
-        return True
+        for index, block in enumerate(blocks):
+            tokens_of = column[index * num_bytes : (index + 1) * num_bytes]
+            key = (before, tokens_of)
+            if found.setdefault(key, block) != block:
+                return index
+            assert stamps[block] == UNPUBLISHED, f"block {block} is published twice"
+            self._chains[block] = chain = next_chain(chain, tokens_of)
+            self._keys[block] = key
+            stamps[block] = self._next_stamp
+            self._next_stamp += 1
+            self._directory.publish(self._block_size, chain, self._executor_id)
+            before = block
+        return len(blocks)
 
     def forget(self, block: int) -> None:
         """Nobody finds a block any more."""

@@ -127,20 +127,21 @@ def _deliver(
 ) -> None:
     """Append each lane's token and tell its gateway; end those that have all they want. Every tick's bulk."""
     gateway, deltas = "", list[Delta]()
-    offset = -ITEM
+    offset, num_dropped = 0, 0
     for lane, token in zip(sampled, new_tokens, strict=True):
+        token_ids = column[offset : offset + ITEM]
         offset += ITEM
         if lane.closed:
+            num_dropped += 1
             continue
         request = lane.request
         known = lane.tokens
-        lane.computed = len(known)
-        if lane.computed >= lane.watch_at:
+        lane.computed = computed = len(known)
+        if computed >= lane.watch_at:
             _publish(lane, ledger)
         lane.promised -= 1
         known.append(token)
         request.failures = 0
-        ledger.counters.output_tokens += 1
         account = request.account
         if account is not None:
             account.counter += account.output_cost
@@ -148,20 +149,20 @@ def _deliver(
             request.quota.count_token(ledger.now_ms)
         logprobs = told.get(lane.seq) if told else None
         if token in request.stops and request.stops_with(token):
-            ledger.finish(request, "stop", column[offset : offset + ITEM], token, logprobs)
-        elif len(known) >= request.limit:
-            ledger.finish(request, "length", column[offset : offset + ITEM], logprobs=logprobs)
+            ledger.finish(request, "stop", token_ids, token, logprobs)
+        elif computed + 1 >= request.limit:
+            ledger.finish(request, "length", token_ids, logprobs=logprobs)
         else:
             if request.gateway != gateway:
                 gateway = request.gateway
                 deltas = ledger.outbox.deltas(gateway)
-            token_ids = column[offset : offset + ITEM]
             if logprobs is None and not request.untold:
                 deltas.append(Delta(request.submit.request_id, token_ids))
             else:
                 usage = request.usage() if request.untold else None
                 request.untold = False
                 deltas.append(Delta(request.submit.request_id, token_ids, usage=usage, logprobs=logprobs))
+    ledger.counters.output_tokens += len(sampled) - num_dropped
 
 
 def fail_step(step: Step, executor: Executor, failed: BatchFailed, ledger: Ledger) -> None:

@@ -112,6 +112,11 @@ class WaitingQueue:
             ranks.append(Rank(priority, fresh, number if fresh else ticket))
         return ranks
 
+    @property
+    def most_urgent(self) -> int | None:
+        """The most urgent priority of which requests wait."""
+        return self._waiting[0] if self._waiting else None
+
     def urgent(self) -> Request | None:
         """The first request of the most urgent priority."""
         return next(iter(self._queues[self._waiting[0]].head(1)), None) if self._waiting else None
