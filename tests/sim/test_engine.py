@@ -1,6 +1,7 @@
 """The simulation is the real scheduler: bounded by arithmetic that can be done by hand, the same on every run."""
 
 import dataclasses
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -174,3 +175,12 @@ def test_reserving_the_longest_output_holds_fewer_requests_and_fills_less_of_the
     assert paged.held_per_executor > 2 * reserved.held_per_executor  # type: ignore[operator]
     assert paged.stored_share > 2 * reserved.stored_share  # type: ignore[operator]
     assert paged.output_tokens_per_s > reserved.output_tokens_per_s
+
+
+def test_a_simulation_leaves_no_cycles() -> None:
+    """It runs without the garbage collector."""
+    gc.collect()
+    simulation = Simulation(MODEL, poisson())
+    simulation.run()
+    del simulation
+    assert gc.collect() < 100

@@ -16,6 +16,12 @@ TRACE = """arrival,prompt_tokens,output_tokens,prefix_group,tenant,priority
 """
 
 
+def test_a_prompt_too_short_to_share_anything_is_its_own() -> None:
+    numbers = Numbers()
+    assert [tokens.count(numbers.prompt(1, "a", 5)) for _ in range(2)] == [1, 1]
+    assert numbers.prompt(1, "a", 5) != numbers.prompt(1, "a", 5)
+
+
 def test_prompts_share_exactly_their_groups_prefix() -> None:
     numbers = Numbers()
     one, other = numbers.prompt(40, "docs", 16), numbers.prompt(40, "docs", 16)

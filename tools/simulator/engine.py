@@ -4,6 +4,7 @@ Simulated executors are a queue of plans and a clock. What a result must carry b
 in flight (that lanes and blocks are right is the property tests' business), so a step costs no more than its events.
 """
 
+import gc
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -92,6 +93,7 @@ class Simulation:
         self._num_submitted = 0
         self._events = 0
         self._empty = 0
+        self._link_us, self._overhead_us = round(model.costs.link_us), round(model.costs.overhead_us)
         self._zeros = bytes(4 * model.limits.num_lanes)
         self._sampling = Sampling()
         self._busy = BusyShare()
@@ -106,6 +108,25 @@ class Simulation:
     def run(self) -> Row:
         """Until nothing more happens; returns the figures."""
         began_s = time.perf_counter()
+        collecting = gc.isenabled()
+        gc.disable()  # neither the core nor a simulation makes cycles; looking for them would take a tenth of the time
+        try:
+            self._run()
+        finally:
+            if collecting:
+                gc.enable()
+        assert not self._live, f"{len(self._live)} requests never ended"
+        return sum_up(
+            self.tally,
+            self._model.executors,
+            self._busy.share,
+            self._core.counters.preempted,
+            self._events,
+            time.perf_counter() - began_s,
+            {},
+        )
+
+    def _run(self) -> None:
         self._begin()
         heap = self._heap
         while heap:
@@ -118,16 +139,6 @@ class Simulation:
                 self._join_executors()
             else:
                 self._time_passed()
-        assert not self._live, f"{len(self._live)} requests never ended"
-        return sum_up(
-            self.tally,
-            self._model.executors,
-            self._busy.share,
-            self._core.counters.preempted,
-            self._events,
-            time.perf_counter() - began_s,
-            {},
-        )
 
     def _begin(self) -> None:
         self._handle(GatewayJoined(GATEWAY))
@@ -226,16 +237,15 @@ class Simulation:
 
     def _plan(self, executor: _Executor, plan: BatchPlan) -> None:
         """A plan reaches the executor; it runs when those before it have."""
-        costs = self._model.costs
         core = self._core.executors[executor.id]
         step = core.inflight[-1]
         if step.number != plan.step:
             step = next(other for other in core.inflight if other.number == plan.step)
-        run_us = costs.step_us(step.rows, step.reads) if step.rows else 0
-        start_us = max(self._now_us + round(costs.link_us), executor.free_us)
-        executor.free_us = start_us + run_us + (round(costs.overhead_us) if step.rows else 0)
+        run_us = self._model.costs.step_us(step.rows, step.reads) if step.rows else 0
+        start_us = max(self._now_us + self._link_us, executor.free_us)
+        executor.free_us = start_us + run_us + (self._overhead_us if step.rows else 0)
         executor.steps.append((step, run_us))
-        self._push(start_us + run_us + round(costs.link_us), _DONE, executor)
+        self._push(start_us + run_us + self._link_us, _DONE, executor)
         if step.rows:
             self.tally.steps += 1
             if self._core.ledger.num_waiting:

@@ -90,7 +90,7 @@ class Scheduler:
             touched = [executor for executor in touched if executor is not gone]
         if self._fleet_changed:
             self._announce()
-        if ledger.queue.version != queue_version:
+        if ledger.queue.version != queue_version and len(ledger.queue):
             touched = list(self._roomy.values())
         if self._wake_ms is not None and self._wake_ms <= ledger.now_ms:
             touched = self._wake()
@@ -152,7 +152,7 @@ class Scheduler:
                 else:
                     executor.touched = False
                     executor.seen_version = self.ledger.queue.version
-            if self.ledger.queue.version != version:
+            if self.ledger.queue.version != version and len(self.ledger.queue):
                 touched = list(self._roomy.values())
 
     def _sent(self, executor: Executor) -> None:
