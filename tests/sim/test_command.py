@@ -55,12 +55,19 @@ def test_one_run_can_be_drawn(tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "p.html").read_text()
 
 
+def test_a_closed_loop(tmp_path: Path) -> None:
+    report, _ = figures(tmp_path, "--concurrency=3", "--client-ms=5")
+    assert report["rows"][0]["requests"] == 20
+    assert report["rows"][0]["ttft_ms"]["p50"] > 5
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--executors=1,x"], "'1,x' is not one or more whole numbers"),
         (["--policies=magic"], "'magic' is none of continuous"),
         (["--rate=1", "--burst=3:1"], "only one of"),
+        (["--concurrency=2", "--turns=3"], "conversations come"),
         (["--burst=3"], "'3' is not SIZE:SECONDS"),
         (["--trace=/no/such/file"], "/no/such/file"),
         (["--fit=/no/such/file"], "/no/such/file"),

@@ -5,11 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from services.scheduler.core.actions import ToGateway
+from services.scheduler.core.events import Submitted, TimePassed
 from services.scheduler.core.limits import Settings
 from services.scheduler.journal import Journal
 from shared.wire.facts import ExecutorLimits
+from shared.wire.gateway import Delta, Submit, Tokens
+from shared.wire.sampling import Sampling
 from tests.unit.test_journal import WORDS, Recorded
-from tools.simulator.costs import Costs, FitError, Measured, fit, fit_steps, trimmed_mean
+from tools.simulator.costs import Costs, FitError, Measured, _Turns, fit, fit_steps, trimmed_mean
 
 
 def cpu_us(rows: int, reads: int) -> float:
@@ -63,6 +67,20 @@ def test_pauses_do_not_count() -> None:
     assert trimmed_mean([]) == 0.0
 
 
+def test_a_closed_loop_tells_how_long_clients_take(tmp_path: Path) -> None:
+    """Four clients, each sends again 7 ms after its answer; with half of the answers never followed nothing is told."""
+    for client_ms, num_submits, expected_us in ((7, 40, 7000), (7, 5, 0)):
+        turns = _Turns()
+        ended = ToGateway("g", Tokens([Delta("r", b"", "length")]))
+        for number in range(4):
+            turns.observe(Submitted("g", Submit("r", b"", Sampling(), 1)), number, [])
+        for number in range(num_submits):
+            turns.observe(TimePassed(), 100 * number, [ended])
+            if num_submits > 5 or number < 1:
+                turns.observe(Submitted("g", Submit("r", b"", Sampling(), 1)), 100 * number + client_ms, [])
+        assert turns.client_us() == expected_us
+
+
 def test_a_journal_tells_the_cost_of_its_steps(tmp_path: Path) -> None:
     world = Recorded(Settings(), WORDS)
     world.journal = Journal(tmp_path / "j", world.scheduler)
@@ -72,7 +90,10 @@ def test_a_journal_tells_the_cost_of_its_steps(tmp_path: Path) -> None:
         world.submit(gateway, [100 + i] * (1 + 2 * i), 20, seed=i)
         world.drain()
     world.journal.close()
-    costs = fit(tmp_path / "j", link_us=5)
+    fitted = fit(tmp_path / "j", link_us=5)
+    costs = fitted.costs
     # What tests.fakes.model_executor makes up: 1500 + 700 a row + 50 a read.
     assert costs.step_us(1, 20) == pytest.approx(1500 + 700 + 50 * 20, rel=0.1)
     assert costs.link_us == 5
+    assert fitted.limits == ExecutorLimits(40, 4, 4, 16)
+    assert costs.client_us == 0, "everybody is drained before the next one comes"

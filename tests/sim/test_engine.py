@@ -15,7 +15,7 @@ from tools.simulator import sweep
 from tools.simulator.costs import Costs
 from tools.simulator.engine import Model, Simulation
 from tools.simulator.figures import Row
-from tools.simulator.workload import Arrival, Independent, Numbers, Sessions, bursts
+from tools.simulator.workload import Arrival, Closed, Independent, Numbers, Sessions, bursts
 
 MODEL = Model(
     settings=Settings(),
@@ -175,6 +175,17 @@ def test_reserving_the_longest_output_holds_fewer_requests_and_fills_less_of_the
     assert paged.held_per_executor > 2 * reserved.held_per_executor  # type: ignore[operator]
     assert paged.stored_share > 2 * reserved.stored_share  # type: ignore[operator]
     assert paged.output_tokens_per_s > reserved.output_tokens_per_s
+
+
+def test_a_client_of_a_closed_loop_waits_for_its_answer_and_a_little_more() -> None:
+    costs = dataclasses.replace(MODEL.costs, client_us=7000)
+    load = Closed(1, 7000, Lengths.parse("50"), Lengths.parse("5"), 0, 3)
+    row = Simulation(dataclasses.replace(MODEL, costs=costs), load).run()
+    prefill_us, decode_us = 10_000 + 100 * 50, 10_000 + 100
+    assert row.requests == 3
+    assert row.seconds == pytest.approx((3 * (prefill_us + 4 * decode_us) + 2 * 7000) / 1e6, abs=1e-3)
+    assert row.ttft_ms["p50"] == pytest.approx((prefill_us + 7000) / 1000)
+    assert row.tpot_ms["p50"] == pytest.approx(decode_us / 1000)
 
 
 def test_a_simulation_leaves_no_cycles() -> None:

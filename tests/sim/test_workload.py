@@ -6,14 +6,28 @@ from pathlib import Path
 import pytest
 
 from shared.wire import tokens
-from tools.bench.workload import Lengths
-from tools.simulator.workload import Independent, Numbers, Sessions, Trace, TraceError, at_once, bursts
+from tools.bench.workload import Calibration, Lengths, jobs
+from tools.simulator.workload import Closed, Independent, Numbers, Sessions, Trace, TraceError, at_once, bursts
 
 TRACE = """arrival,prompt_tokens,output_tokens,prefix_group,tenant,priority
 1.5,10,3,,a,0
 0.25,40,2,docs,b,-1
 2,40,2,docs,,
 """
+
+
+def test_requests_are_as_long_as_those_of_a_load_test_with_the_same_seed() -> None:
+    prompts, outputs = Lengths.parse("5:50"), Lengths.parse("exp:20")
+    sent = [
+        (len(job.prompt.split()), job.max_tokens) for job in islice(jobs(3, Calibration(0, 1), prompts, outputs), 20)
+    ]
+    alone = Independent(at_once(), prompts, outputs, 3, 20)
+    assert [(tokens.count(comer.prompt), comer.num_output) for comer in alone.arrivals()] == sent
+    closed = Closed(4, 0, prompts, outputs, 3, 20)
+    comers = list(closed.arrivals())
+    while (comer := closed.after(comers[0], 0)) is not None:
+        comers.append(comer)
+    assert [(tokens.count(comer.prompt), comer.num_output) for comer in comers] == sent
 
 
 def test_a_prompt_too_short_to_share_anything_is_its_own() -> None:

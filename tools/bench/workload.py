@@ -87,8 +87,15 @@ class Job:
 def jobs(seed: int, calibration: Calibration, prompts: Lengths, outputs: Lengths) -> Iterator[Job]:
     """The load, without end."""
     chance = random.Random(seed)
+    for num_prompt, num_output in lengths_of(seed, prompts, outputs):
+        yield Job(words(calibration.words_for(num_prompt), chance), num_output)
+
+
+def lengths_of(seed: int, prompts: Lengths, outputs: Lengths) -> Iterator[tuple[int, int]]:
+    """Prompt and output tokens of one request after the other, without end; the same for a simulation's."""
+    chance = random.Random(f"lengths {seed}")
     while True:
-        yield Job(words(calibration.words_for(prompts.draw(chance)), chance), outputs.draw(chance))
+        yield prompts.draw(chance), outputs.draw(chance)
 
 
 def arrivals(seed: int, rate: float) -> Iterator[float]:

@@ -5,20 +5,28 @@ two steps. The time of the rows is a line, or a broken one through fitted knots:
 """
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
-from services.scheduler.core.actions import Action, ToExecutor
-from services.scheduler.core.events import Event, ExecutorLeft, StepDone
+from services.scheduler.core.actions import Action, ToExecutor, ToGateway
+from services.scheduler.core.events import Event, ExecutorLeft, StepDone, Submitted
 from services.scheduler.core.machine import Scheduler
 from services.scheduler.journal_format import Reader
-from shared.wire.executor import BatchPlan
+from shared.wire.executor import BatchPlan, ExecutorHello
+from shared.wire.facts import ExecutorLimits
+from shared.wire.gateway import Rejected, Tokens
 from tools import replay
 
 KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 READ_UNIT = 1024.0
+CLOSED = 0.5
+"""Share of a journal's submits that find all other clients waiting for an answer, if the load is a closed loop."""
+ACCIDENT = 2.0
+"""A step that took more than so many times what its like take was interrupted, and is left out."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +42,9 @@ class Costs:
     """From the end of one step to the start of the next, when the next plan is already there."""
     link_us: float
     """One way between scheduler and executor; hidden behind a running step where two may be in flight."""
+    client_us: float = 0.0
+    """From the scheduler to a client and back, together: HTTP, text, the gateway's link. Part of the time to first
+    token, and between the end of a client's request and its next one where clients wait for their answers."""
 
     @classmethod
     def line(cls, base_us: float, row_us: float, read_us: float, overhead_us: float, link_us: float) -> "Costs":
@@ -48,6 +59,13 @@ class Costs:
         rows_us = self.knots_us[i - 1] * (1 - share) + self.knots_us[i] * share
         return max(1, round(rows_us + reads * self.read_us))
 
+    def tell(self) -> str:
+        """In one line."""
+        some = [1, 8, 32, 128]
+        times = ", ".join(f"{self.step_us(rows, 0) / 1000:.1f}" for rows in some)
+        between = f"{self.overhead_us / 1000:.2f} ms between steps, {self.client_us / 1000:.1f} ms to a client and back"
+        return f"{times} ms for {', '.join(map(str, some))} rows, {self.read_us * 1000:.0f} ns a token read, {between}"
+
 
 class Measured(NamedTuple):
     """One real step."""
@@ -61,10 +79,52 @@ class FitError(ValueError):
     """The journal tells too little."""
 
 
+@dataclass(frozen=True)
+class Fitted:
+    """What a journal tells of one of its executors."""
+
+    costs: Costs
+    limits: ExecutorLimits
+    context_len: int
+
+
+class _Turns:
+    """From the end of a request to the next submit: what clients and gateways take, if the load is a closed loop."""
+
+    def __init__(self) -> None:
+        self._ends_ms: deque[int] = deque()
+        self._num_live = 0
+        self._lives: list[int] = []
+        self._gaps_ms: list[int] = []
+
+    def observe(self, event: Event, now_ms: int, actions: list[Action]) -> None:
+        """See one event."""
+        if isinstance(event, Submitted):
+            self._num_live += 1
+            self._lives.append(self._num_live)
+            if self._ends_ms:
+                self._gaps_ms.append(now_ms - self._ends_ms.popleft())
+        for action in actions:
+            message = action.message if isinstance(action, ToGateway) else None
+            ended = sum(item.finish is not None for item in message.items) if isinstance(message, Tokens) else 0
+            ended += isinstance(message, Rejected)
+            self._num_live -= ended
+            self._ends_ms += [now_ms] * ended
+
+    def client_us(self) -> float:
+        """The median of the gaps; 0 unless nearly every submit made up for an end, so that as many were live again."""
+        most = max(self._lives, default=0)
+        closed = sum(num_live == most for num_live in self._lives) >= CLOSED * len(self._lives)
+        return 1000.0 * median(self._gaps_ms) if closed and self._gaps_ms else 0.0
+
+
 class _Listener:
     """Collects steps and the gaps between them from a replay."""
 
     def __init__(self) -> None:
+        self.turns = _Turns()
+        self.hello: ExecutorHello | None = None
+        """Of the executor whose step was the last."""
         self.steps: list[Measured] = []
         self.gaps_us: list[float] = []
         self._sent: dict[tuple[str, int], tuple[int, int, int]] = {}
@@ -75,8 +135,11 @@ class _Listener:
         """See one event of the replay."""
         if isinstance(event, ExecutorLeft):
             self._done_ms.pop(event.executor, None)
+        self.turns.observe(event, now_ms, actions)
         if isinstance(event, StepDone):
             self._done(event, now_ms)
+            executor = scheduler.executors.get(event.executor)
+            self.hello = executor.hello if executor is not None else self.hello
         for action in actions:
             if isinstance(action, ToExecutor) and isinstance(action.message, BatchPlan):
                 core = scheduler.executors.get(action.executor)
@@ -94,19 +157,23 @@ class _Listener:
                 self.gaps_us.append(1000.0 * (now_ms - before_ms) - event.result.run_us)
 
 
-def fit(journal: Path, link_us: float) -> Costs:
+def fit(journal: Path, link_us: float) -> Fitted:
     """Fit to every step of a journal. Raises OSError, JournalError, replay.Divergence and FitError."""
     listener = _Listener()
     replay.run(Reader(journal), listener.observe)
     knots, knots_us, read_us = fit_steps(listener.steps)
-    return Costs(knots, knots_us, read_us, max(0.0, trimmed_mean(listener.gaps_us)), link_us)
+    assert listener.hello is not None, "a step ran on no executor"
+    overhead_us, client_us = max(0.0, trimmed_mean(listener.gaps_us)), listener.turns.client_us()
+    costs = Costs(knots, knots_us, read_us, overhead_us, link_us, client_us)
+    return Fitted(costs, listener.hello.limits, listener.hello.facts.context_len)
 
 
 def fit_steps(steps: Sequence[Measured]) -> tuple[tuple[int, ...], tuple[float, ...], float]:
     """Knots, their times, and the time of a read: least squares over hat functions, nothing below zero.
 
-    Errors count relative to the time itself, so that many small steps are met as well as few large ones; of the
-    steps, the slowest tenth for their size are left out in a second pass: a busy machine is no property of a step.
+    Errors count relative to the step's time, so that many small steps are met as well as few large ones: to the time
+    measured at first, then to the predicted one, lest the fast ones of equal steps count more. What took too much
+    longer than predicted is left out: an interruption is no property of a step.
     """
     if len(steps) < 20:
         raise FitError(f"{len(steps)} steps are too few to fit a cost to; 20 are needed")
@@ -115,26 +182,28 @@ def fit_steps(steps: Sequence[Measured]) -> tuple[tuple[int, ...], tuple[float, 
     knots = tuple(knot for knot in KNOTS if knot == 1 or (counts[knot] >= 3 and knot < 2 * most))
     if len(knots) < 2:
         knots = (1, 2)
-    *knots_us, read_unit_us = _solve(knots, steps)
-    fitted = Costs(knots, tuple(knots_us), read_unit_us / READ_UNIT, 0.0, 0.0)
-    ratios = sorted((step.run_us / fitted.step_us(step.rows, step.reads), i) for i, step in enumerate(steps))
-    kept = [steps[i] for _, i in ratios[: max(20, len(ratios) * 9 // 10)]]
-    *knots_us, read_unit_us = _solve(knots, kept)
-    return knots, tuple(knots_us), read_unit_us / READ_UNIT
+    kept, expected_us = list(steps), [float(step.run_us) for step in steps]
+    for _ in range(3):
+        *knots_us, read_unit_us = _solve(knots, kept, expected_us)
+        fitted = Costs(knots, tuple(knots_us), read_unit_us / READ_UNIT, 0.0, 0.0)
+        predicted = [(step, fitted.step_us(step.rows, step.reads)) for step in steps]
+        kept = [step for step, us in predicted if step.run_us <= ACCIDENT * us]
+        expected_us = [float(us) for step, us in predicted if step.run_us <= ACCIDENT * us]
+    return fitted.knots, fitted.knots_us, fitted.read_us
 
 
 def _below(knot: int) -> int:
     return knot // 2
 
 
-def _solve(knots: tuple[int, ...], steps: Sequence[Measured]) -> list[float]:
+def _solve(knots: tuple[int, ...], steps: Sequence[Measured], expected_us: Sequence[float]) -> list[float]:
     """Non-negative weighted least squares by coordinate descent: small, convex, needs no library."""
     size = len(knots) + 1
     products = [[0.0] * size for _ in range(size)]
     targets = [0.0] * size
-    for step in steps:
+    for step, step_us in zip(steps, expected_us, strict=True):
         features = list(_features(knots, step))
-        weight = 1.0 / max(1.0, float(step.run_us)) ** 2
+        weight = 1.0 / max(1.0, step_us) ** 2
         for i, one in features:
             targets[i] += weight * one * step.run_us
             for j, other in features:

@@ -94,6 +94,7 @@ class Simulation:
         self._events = 0
         self._empty = 0
         self._link_us, self._overhead_us = round(model.costs.link_us), round(model.costs.overhead_us)
+        self._client_us = round(model.costs.client_us)
         self._zeros = bytes(4 * model.limits.num_lanes)
         self._sampling = Sampling()
         self._busy = BusyShare()
@@ -276,7 +277,7 @@ class Simulation:
             return
         arrival, now_us = live.arrival, self._now_us
         prompt, output = usage.prompt_tokens, usage.completion_tokens
-        self.tally.answered(arrival.at_us, live.first_us, now_us, prompt, output, usage.cached_tokens)
+        self.tally.answered(arrival.at_us, live.first_us, now_us, prompt, output, usage.cached_tokens, self._client_us)
         following = self._workload.after(arrival, now_us)
         if following is not None:
             self._push(following.at_us, _ARRIVE, (following, False))

@@ -30,9 +30,11 @@ class Tally:
     slots: int = 0
     samples: int = 0
 
-    def answered(self, arrived_us: int, first_us: int, now_us: int, prompt: int, output: int, cached: int) -> None:
-        """A request has got its whole answer."""
-        ttft_us = first_us - arrived_us
+    def answered(
+        self, arrived_us: int, first_us: int, now_us: int, prompt: int, output: int, cached: int, client_us: int
+    ) -> None:
+        """A request has got its whole answer; its client sees the first token ``client_us`` later."""
+        ttft_us = first_us - arrived_us + client_us
         tpot_us = (now_us - first_us) / (output - 1) if output > 1 else None
         self.ttft_us.append(ttft_us)
         if tpot_us is not None:

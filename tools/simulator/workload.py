@@ -6,11 +6,12 @@ Called by ``engine`` and ``command``; pure.
 import csv
 import random
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from shared.wire import tokens
-from tools.bench.workload import Lengths
+from tools.bench.workload import Lengths, lengths_of
 
 EOS = 1
 FILLER = 0
@@ -72,20 +73,39 @@ class Independent:
         self, times: Iterator[float], prompts: Lengths, outputs: Lengths, seed: int, num_requests: int
     ) -> None:
         self._times = times
-        self._prompts = prompts
-        self._outputs = outputs
-        self._chance = random.Random(f"lengths {seed}")
-        self._num_requests = num_requests
+        self._lengths = islice(lengths_of(seed, prompts, outputs), num_requests)
 
     def arrivals(self) -> Iterator[Arrival]:
         """All of them."""
-        numbers, chance = Numbers(), self._chance
-        for _, at_s in zip(range(self._num_requests), self._times, strict=False):
-            prompt = numbers.prompt(self._prompts.draw(chance))
-            yield Arrival(round(at_s * 1e6), prompt, self._outputs.draw(chance))
+        numbers = Numbers()
+        for (num_prompt, num_output), at_s in zip(self._lengths, self._times, strict=False):
+            yield Arrival(round(at_s * 1e6), numbers.prompt(num_prompt), num_output)
 
     def after(self, ended: Arrival, now_us: int) -> Arrival | None:
         """Nobody."""
+        return None
+
+
+class Closed:
+    """Clients that each send their next request ``client_us`` after the scheduler has ended the one before."""
+
+    def __init__(
+        self, concurrency: int, client_us: int, prompts: Lengths, outputs: Lengths, seed: int, num_requests: int
+    ) -> None:
+        self._concurrency = concurrency
+        self._client_us = client_us
+        self._numbers = Numbers()
+        self._lengths = islice(lengths_of(seed, prompts, outputs), num_requests)
+
+    def arrivals(self) -> Iterator[Arrival]:
+        """Everybody's first."""
+        for num_prompt, num_output in islice(self._lengths, self._concurrency):
+            yield Arrival(0, self._numbers.prompt(num_prompt), num_output)
+
+    def after(self, ended: Arrival, now_us: int) -> Arrival | None:
+        """The same client's next, while there are any."""
+        for num_prompt, num_output in self._lengths:
+            return Arrival(now_us + self._client_us, self._numbers.prompt(num_prompt), num_output)
         return None
 
 
