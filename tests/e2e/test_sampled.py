@@ -15,7 +15,7 @@ PROMPT = Prompt("Write a short story about a lighthouse.", chat=True)
 SAMPLED = {"temperature": 0.8, "seed": 1234, "max_tokens": 48, "extra_body": {"ignore_eos": True}}
 
 
-async def test_same_tokens_alone_in_a_crowd_preempted_and_across_a_kill(start_system: StartSystem) -> None:
+async def test_sample_18_same_tokens_alone_in_a_crowd_preempted_and_across_a_kill(start_system: StartSystem) -> None:
     system = start_system(backend="torch", dtype="float32", executors=2, num_blocks=72)
     async with system.async_client(timeout=120) as client:
         alone = await stream(client, PROMPT, **SAMPLED)

@@ -40,7 +40,7 @@ def prompt_step(num_tokens: int, lanes: int) -> StepBatch:
     return batch
 
 
-def test_vllm_5907_prompt_logprobs_of_long_prompts_hold_few_logits_at_once(
+def test_exec_37_prompt_logprobs_of_long_prompts_hold_few_logits_at_once(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = backend_of(tiny)
@@ -59,7 +59,7 @@ def test_vllm_5907_prompt_logprobs_of_long_prompts_hold_few_logits_at_once(
     assert max(held) <= 16
 
 
-def test_vllm_5907_out_of_memory_in_one_step_is_that_steps_alone(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exec_37_out_of_memory_in_one_step_is_that_steps_alone(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = backend_of(tiny)
     batch = prompt_step(100, 4)
     expected = backend.run(batch)
@@ -81,9 +81,7 @@ def texts_of(backend: TorchBackend, chosen: Sequence[list[int]], lengths: Sequen
 
 
 @pytest.mark.parametrize(("dtype", "quantization"), MODES)
-def test_sglang_jax_20_batches_of_any_size_give_each_its_own_text(
-    tiny: Path, dtype: str, quantization: Quantization
-) -> None:
+def test_exec_38_batches_of_any_size_give_each_its_own_text(tiny: Path, dtype: str, quantization: Quantization) -> None:
     """Batches of 1 to 9, whose requests leave in the middle; blocks that nobody was given stay as they were."""
     backend = backend_of(tiny, dtype=dtype, quantization=quantization)
     nine = prompts(9)
@@ -101,7 +99,7 @@ def test_sglang_jax_20_batches_of_any_size_give_each_its_own_text(
 
 
 @pytest.mark.parametrize(("dtype", "quantization"), MODES)
-def test_vllm_5898_the_same_greedy_request_gives_the_same_text_alone_and_amid_load(
+def test_exec_39_the_same_greedy_request_gives_the_same_text_alone_and_amid_load(
     tiny: Path, dtype: str, quantization: Quantization
 ) -> None:
     backend = backend_of(tiny, dtype=dtype, quantization=quantization)

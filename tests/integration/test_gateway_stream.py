@@ -280,7 +280,7 @@ async def test_continuous_usage_is_on_every_chunk() -> None:
         assert all(event["usage"]["prompt_tokens"] == 5 for event in events[:-1])
 
 
-async def test_choices_have_seeds_of_their_own_and_the_first_is_the_result_for_one() -> None:
+async def test_sample_18_choices_have_seeds_of_their_own_and_the_first_is_the_result_for_one() -> None:
     async with world(ScriptedScheduler()) as w:
         one = (await w.complete(seed=7, max_tokens=4)).json()["choices"]
         three = (await w.complete(seed=7, max_tokens=4, n=3)).json()["choices"]

@@ -111,7 +111,7 @@ def some_requests(sampling: Callable[[int], Sampling]) -> list[Request]:
 
 
 @pytest.mark.parametrize("budget", [7, 33, 512])
-def test_same_seed_same_tokens_alone_and_in_a_crowd(tiny: Path, budget: int) -> None:
+def test_sample_18_same_seed_same_tokens_alone_and_in_a_crowd(tiny: Path, budget: int) -> None:
     backend = backend_of(tiny)
     sampled = [Sampling(temperature=0.8, seed=i, top_p=0.95 if i % 2 else 1.0) for i in range(16)]
     crowd = generate(backend, some_requests(sampled.__getitem__), budget)
@@ -192,7 +192,7 @@ def test_nan_in_one_lane_fails_it_alone(tiny: Path) -> None:
 
 
 @pytest.mark.parametrize("eos", [2, [2, 7], None])
-def test_mlx_vlm_2112_end_ids_are_the_union_of_all_sources(tmp_path: Path, eos: object) -> None:
+def test_model_42_end_ids_are_the_union_of_all_sources(tmp_path: Path, eos: object) -> None:
     folder = tiny_models.save(tiny_models.reference("llama, tied"), tmp_path)
     config = json.loads((folder / "config.json").read_text()) | {"eos_token_id": eos}
     (folder / "config.json").write_text(json.dumps(config))

@@ -114,7 +114,7 @@ def test_a_preempted_request_finds_its_own_blocks():
     assert (first.cached_tokens, second.cached_tokens) == (0, 0), "that of the first admission counts"
 
 
-def test_case_30_a_found_block_is_never_handed_to_another():
+def test_cache_30_a_found_block_is_never_handed_to_another():
     """In one plan A finds the only evictable block and B wants every other one."""
     world, gateway, executor = world_of(num_blocks=8, max_inflight=1, num_lanes=8)
     world.submit(gateway, prompt(17), 1)
@@ -131,7 +131,7 @@ def test_case_30_a_found_block_is_never_handed_to_another():
 
 @pytest.mark.parametrize("budget", [8, 16, 1000])
 @pytest.mark.parametrize("num_tokens", [15, 16, 17, 32, 33])
-def test_case_31_a_prompt_found_whole_leaves_a_token_to_compute(budget, num_tokens):
+def test_cache_31_a_prompt_found_whole_leaves_a_token_to_compute(budget, num_tokens):
     world, gateway, _ = world_of(max_step_tokens=budget)
     streams = []
     for _ in range(2):
@@ -147,7 +147,7 @@ def test_case_31_a_prompt_found_whole_leaves_a_token_to_compute(budget, num_toke
 
 
 @pytest.mark.parametrize("num_requests", [500, pytest.param(5000, marks=[pytest.mark.soak, pytest.mark.timeout(0)])])
-def test_case_32_after_many_requests_the_books_add_up(num_requests):
+def test_cache_32_after_many_requests_the_books_add_up(num_requests):
     """Random lengths, a third aborted, some preempted, prefixes shared. ``World`` checks every invariant each time."""
     chance = random.Random(32)
     world, gateway, executor = world_of(num_blocks=32, num_lanes=6, max_step_tokens=64)

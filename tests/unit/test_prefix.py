@@ -49,7 +49,7 @@ def test_a_match_is_the_longest_equal_chain():
 
 
 @pytest.mark.parametrize(("num_tokens", "blocks"), [(3, 0), (4, 0), (5, 1), (8, 1), (9, 2)])
-def test_case_31_a_token_is_left_to_compute(num_tokens, blocks):
+def test_cache_31_a_token_is_left_to_compute(num_tokens, blocks):
     bench = Bench()
     bench.table(ids(12))
     assert len(bench.match(ids(num_tokens))) == blocks
@@ -119,7 +119,7 @@ def test_the_same_chain_twice_is_published_once():
     assert bench.pool.num_cached == 0
 
 
-def test_case_30_what_was_found_is_held_before_anybody_takes_a_block():
+def test_cache_30_what_was_found_is_held_before_anybody_takes_a_block():
     """One cached block X: A finds it and holds it, B takes all that is left and does not get X."""
     bench = Bench(num_blocks=4)
     (x,) = bench.table(ids(4))

@@ -197,3 +197,33 @@ def test_prompt_logprobs_come_chunk_by_chunk_and_again_after_a_loss():
     world.drain()
     assert stream.end == "length"
     assert len(stream.prompt_records) == 699 * record_bytes(0)
+
+
+@pytest.mark.parametrize("max_inflight", [1, 2])
+def test_abort_10_results_of_a_request_that_was_aborted_meanwhile_are_dropped(max_inflight):
+    """Aborted between its plan and the plan's results, twice; its blocks are free once, its neighbour goes on."""
+    world, gateway, executor, streams = world_of(max_inflight, num_streams=2)
+    aborted, other = streams
+    for _ in range(2):
+        world.cancel(gateway, aborted.submit.request_id)
+        world.run_step(executor)
+    assert len(aborted.tokens) < 20
+    world.drain()
+    assert (aborted.end, other.end) == ("cancelled", "length")
+    assert world.scheduler.counters.stale["cancel"] == 1
+    assert world.scheduler.counters.violations == 0
+
+
+def test_abort_10_an_abort_beside_the_last_token_ends_it_once():
+    for abort_first in (True, False):
+        world, gateway, executor, streams = world_of(max_inflight=1, num_streams=2)
+        last = streams[0]
+        while len(last.tokens) < 19:
+            world.run_step(executor)
+        if abort_first:
+            world.cancel(gateway, last.submit.request_id)
+        world.run_step(executor)
+        if not abort_first:
+            world.cancel(gateway, last.submit.request_id)
+        world.drain()
+        assert [stream.end for stream in streams] == ["cancelled" if abort_first else "length", "length"]

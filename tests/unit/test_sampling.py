@@ -112,7 +112,7 @@ def test_equally_likely_tokens_are_kept_together() -> None:
 
 
 @pytest.mark.parametrize("temperature", [1e-5, 1e-4, 0.01])
-def test_vllm_2937_a_tiny_temperature_is_greedy_and_harms_nobody(temperature: float) -> None:
+def test_sample_17_a_tiny_temperature_is_greedy_and_harms_nobody(temperature: float) -> None:
     logits = random_logits(3) * 100
     rows = [a_row(Sampling(temperature=0.8, seed=1)), a_row(Sampling(temperature=temperature)), a_row(Sampling())]
     alone = [chosen(logits[i : i + 1], row)[0] for i, row in enumerate(rows)]
@@ -120,7 +120,7 @@ def test_vllm_2937_a_tiny_temperature_is_greedy_and_harms_nobody(temperature: fl
     assert alone[1:] == logits[1:].argmax(1).tolist()
 
 
-def test_vllm_21987_no_end_token_before_min_tokens() -> None:
+def test_sample_19_no_end_token_before_min_tokens() -> None:
     logits = random_logits(1)
     best, second, third = logits[0].topk(3).indices.tolist()
     stops = columns.pack([best, second, VOCAB_SIZE + 5])
@@ -152,7 +152,7 @@ def test_no_samples_is_no_work() -> None:
     assert sampling.sample(torch.empty(0, VOCAB_SIZE), []).tokens == []
 
 
-def test_vllm_51226_a_row_never_depends_on_its_neighbours() -> None:
+def test_sample_18_a_row_never_depends_on_its_neighbours() -> None:
     """3,000 rows of random parameters: each gives the same token and logprobs, to the bit, alone, in a pair, in its
     batch, and in the batch reversed."""
     draw = np.random.default_rng(7)
@@ -199,7 +199,7 @@ def a_random_row(draw: np.random.Generator, vocab_size: int) -> SampleRow:
 
 
 @pytest.mark.parametrize("num_logprobs", [0, 20])
-def test_vllm_10234_logprobs_are_finite_and_of_the_raw_distribution(num_logprobs: int) -> None:
+def test_sample_21_logprobs_are_finite_and_of_the_raw_distribution(num_logprobs: int) -> None:
     """Filters and a bias of -100 on the best token change the choice, and none of its logprobs."""
     logits = random_logits(2)
     best, second = logits[0].topk(2).indices.tolist()
