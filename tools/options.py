@@ -212,6 +212,9 @@ ReasoningParserOption = Annotated[
     ReasoningParser,
     option("reasoning-parser", "Splits <think>...</think> off the text; auto does where the chat template has it."),
 ]
+TrustRequestChatTemplate = Annotated[
+    bool, switch("trust-request-chat-template", "Honour the chat_template of requests: it is a program.")
+]
 DebugEndpoints = Annotated[bool, switch("debug-endpoints", "Serve /debug/state.")]
 DrainTimeout = Annotated[
     float, option("drain-timeout", "Seconds that running streams may take to finish at the end.", min=0)

@@ -60,6 +60,7 @@ class UpOptions:
     ssl_keyfile_password: str
     tool_call_parser: str
     reasoning_parser: str
+    trust_request_chat_template: bool
     debug_endpoints: bool
     log_level: str
     log_format: str
@@ -196,7 +197,11 @@ def _gateway_arguments(options: UpOptions, http: socket.socket, links: LinkPorts
     )
     for origin in options.cors_origins:
         arguments += _arguments(cors_origin=origin)
-    return arguments + (["--debug-endpoints"] if options.debug_endpoints else [])
+    switches = {
+        "--debug-endpoints": options.debug_endpoints,
+        "--trust-request-chat-template": options.trust_request_chat_template,
+    }
+    return arguments + [switch for switch, is_on in switches.items() if is_on]
 
 
 def _arguments(**values: object) -> list[str]:

@@ -15,6 +15,7 @@ from services.gateway.ids import random_seed
 from services.gateway.link import Link
 from services.gateway.metrics import Metrics
 from services.gateway.options import GatewayOptions
+from services.gateway.request_templates import RequestTemplates
 from services.gateway.streams import Streams
 from services.gateway.text.fake_tokenizer import fake_tokenizer
 from services.gateway.text.reasoning import marks_reasoning
@@ -27,6 +28,8 @@ from shared.wire.facts import ModelFacts
 Result = TypeVar("Result")
 
 TEXT_THREADS = 2
+TEXT_TIMEOUT_S = 30.0
+"""For tokenizing, rendering and the like, from when it is asked for."""
 DEFAULT_MODEL_NAME = "default"
 """Reaches the served model whatever its name."""
 
@@ -65,6 +68,7 @@ class Gateway:
         )
         folder = None if options.backend == "fake" else Path(options.model)
         self.constraints = ConstraintChecker(folder)
+        self.request_templates = RequestTemplates(trusted=options.trust_request_chat_template)
         self.draining = False
         self.started_at = int(time.time())
         self._text_threads = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="text")
@@ -79,6 +83,7 @@ class Gateway:
         """Leave the scheduler; live streams get no more tokens."""
         await self.link.close()
         await self.constraints.close()
+        await self.request_templates.close()
         self._text_threads.shutdown(wait=False, cancel_futures=True)
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
@@ -110,5 +115,13 @@ class Gateway:
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") & SEED_MASK
 
     async def in_thread(self, work: Callable[[], Result]) -> Result:
-        """Run slow text work off the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._text_threads, work)
+        """Run slow text work off the event loop. Raises ApiError (503) when it has not ended in time.
+
+        The work is bounded by the size of a request; what takes long is to wait for others. What waits is given up,
+        what runs ends by itself.
+        """
+        try:
+            async with asyncio.timeout(TEXT_TIMEOUT_S):
+                return await asyncio.get_running_loop().run_in_executor(self._text_threads, work)
+        except TimeoutError:
+            raise unavailable("too many long texts at once") from None

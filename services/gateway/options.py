@@ -54,5 +54,7 @@ class GatewayOptions:
     """The format in which the model writes tool calls; auto finds it in the chat template."""
     reasoning_parser: Literal["auto", "none", "think"] = "auto"
     """Whether thoughts are split off the model's text; auto finds it in the chat template."""
+    trust_request_chat_template: bool = False
+    """Whether ``chat_template`` of a request is honoured: it is a program that the client wrote."""
     seed: int | None = None
     """Makes the seeds of requests that bring none repeatable."""

@@ -8,6 +8,7 @@ import pytest
 
 from services.gateway.text import fake_tokenizer, tokenizer
 from shared import fake_model
+from shared.constraints import compile_constraint, read_vocabulary
 from shared.wire import tokens
 from tests.fakes.gateway_world import World, events_of, world
 from tests.fakes.scripted_scheduler import Answer, Script, ScriptedScheduler
@@ -171,6 +172,9 @@ async def test_tools_are_told_and_called_only_where_they_may_be() -> None:
         assert (await w.chat(tool_choice="none")).status_code == 200
 
 
+DEEP: Any = {}
+for _ in range(100):
+    DEEP = {"a": [DEEP]}
 BAD: list[tuple[str, dict[str, Any]]] = [
     ("tools", {"tools": 5}),
     ("tools", {"tools": ["f"]}),
@@ -211,6 +215,9 @@ BAD: list[tuple[str, dict[str, Any]]] = [
             "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [TIME]}},
         },
     ),
+    ("tools", {"tools": [tool("f", parameters={"type": "object", "properties": DEEP})]}),
+    ("chat_template_kwargs", {"chat_template_kwargs": {"a": DEEP}}),
+    ("messages", {"messages": [{"role": "user", "content": [DEEP]}]}),
     ("parallel_tool_calls", {"tools": [WEATHER], "parallel_tool_calls": "no"}),
     ("functions", {"functions": [{"name": "f"}]}),
     ("function_call", {"function_call": {"name": "f"}}),
@@ -286,7 +293,13 @@ async def test_template_arguments_are_given_as_each_template_takes_them(call: st
             assert (await w.chat(messages=[USER, message])).status_code == 200
             assert ('{"a": "ü"}' if arguments else "{}") in prompt_of(w)
             assert "None" not in prompt_of(w)
-        error_of(await w.chat(messages=[USER, {**message, "tool_calls": [{"function": {}}]}]), "messages")
+        for bad in (
+            {},
+            {"name": "f", "arguments": "[1]"},
+            {"name": "f", "arguments": 5},
+            {"name": "f", "arguments": "{"},
+        ):
+            error_of(await w.chat(messages=[USER, {**message, "tool_calls": [{"function": bad}]}]), "messages")
 
 
 async def test_template_tools_are_given_to_a_template_that_takes_them() -> None:
@@ -332,3 +345,85 @@ async def test_thoughts_that_are_cut_off_leave_no_content() -> None:
         assert (choice["message"]["content"], choice["message"]["reasoning_content"]) == ("", "hm")
     async with world(ScriptedScheduler(says("<think>hm</think>4"))) as w:
         assert (await w.chat()).json()["choices"][0]["message"]["content"] == "<think>hm</think>4"
+
+
+def named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+STRICT = tool("weather", strict=True, parameters={**PARAMETERS, "required": ["city"], "additionalProperties": False})
+
+
+def may_say(w: World, text: str) -> bool:
+    """Whether the last request's constraint lets the model say so and stop there."""
+    constraint = w.scheduler.submits[-1].sampling.constraint
+    assert constraint is not None
+    matcher = compile_constraint(constraint, read_vocabulary(fake_model.facts(), None))
+    return all(matcher.consume_token(byte) for byte in text.encode()) and matcher.is_accepting()
+
+
+def call(name: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+async def test_calls_are_forced_by_a_constraint() -> None:
+    bern, now = call("weather", '{"city": "Bern"}'), call("time", "{}")
+    async with world(ScriptedScheduler(says(bern))) as w:
+        tools = [STRICT, TIME]
+        choice = (await w.chat(tools=tools, tool_choice="required")).json()["choices"][0]
+        assert choice["finish_reason"] == "tool_calls"
+        assert may_say(w, bern)
+        assert may_say(w, f"{now}\n{bern}")
+        for text in ("", "Hi.", call("weather", "{}"), f"{bern} Hi."):
+            assert not may_say(w, text)
+        await w.chat(tools=tools, tool_choice="required", parallel_tool_calls=False)
+        assert not may_say(w, f"{now}\n{bern}")
+        allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named("time")]}}
+        await w.chat(tools=tools, tool_choice=allowed)
+        assert may_say(w, now)
+        assert not may_say(w, bern)
+        choice = (await w.chat(tools=tools, tool_choice=named("weather"))).json()["choices"][0]
+        assert choice["finish_reason"] == "stop", "as OpenAI has it for a function that is named"
+        assert choice["message"]["tool_calls"][0]["function"]["name"] == "weather"
+        assert may_say(w, bern)
+        assert not may_say(w, now)
+        assert not may_say(w, f"{bern}\n{bern}")
+
+
+async def test_under_auto_only_strict_functions_are_a_constraint() -> None:
+    async with world(ScriptedScheduler(says("ok"))) as w:
+        await w.chat(tools=[WEATHER])
+        assert w.scheduler.submits[-1].sampling.constraint is None
+        await w.chat(tools=[STRICT])
+        for text in ("ok", call("weather", '{"city": "Bern"}'), "ok " + call("weather", '{"city": "Bern"}') + " ok"):
+            assert may_say(w, text)
+        assert not may_say(w, call("weather", '{"town": "Bern"}'))
+        assert not may_say(w, call("other", "{}"))
+
+
+async def test_a_response_format_is_for_the_text_and_calls_may_come_instead() -> None:
+    number = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}}
+    async with world(ScriptedScheduler(says("5"))) as w:
+        await w.chat(tools=[TIME], response_format=number)
+        assert may_say(w, "5")
+        assert may_say(w, call("time", "{}"))
+        assert not may_say(w, "five")
+        await w.chat(tools=[TIME], response_format=number, tool_choice="required")
+        assert not may_say(w, "5")
+    async with world(ScriptedScheduler(says("5")), reasoning_parser="think") as w:
+        await w.chat(response_format=number)
+        assert may_say(w, "<think>hm</think>\n\n5")
+        assert may_say(w, "5")
+        assert not may_say(w, "hm</think>5")
+
+
+async def test_a_schema_that_cannot_be_kept_to_is_refused() -> None:
+    unique = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    async with world(ScriptedScheduler(says("ok"))) as w:
+        for strict, status in ((True, 400), (False, 200)):
+            tools = [tool("f", strict=strict, parameters=unique)]
+            response = await w.chat(tools=tools, tool_choice="required")
+            assert response.status_code == status
+        assert "uniqueItems" in error_of(await w.chat(tools=[tool("f", strict=True, parameters=unique)]), "tools")
+        wrong = [tool("f", parameters={"type": "object", "properties": 5})]
+        error_of(await w.chat(tools=wrong, tool_choice="required"), "tools")

@@ -54,6 +54,7 @@ OPTIONS = UpOptions(
     journal_redact=False,
     tool_call_parser="auto",
     reasoning_parser="auto",
+    trust_request_chat_template=False,
     seed=None,
     threads=None,
     link_port=0,

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from services.gateway.text.message_parser import PLAIN, MessageFormat
 from services.gateway.text.reasoning import ThinkParser, is_open, marks_reasoning
-from services.gateway.text.tool_calls.formats import FORMATS
+from services.gateway.text.tool_calls.formats import HERMES, LLAMA3
 from tests.fakes.parsing import parts_of, plain
 
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
@@ -45,7 +45,7 @@ def test_whole_texts_and_every_cut(inside: bool, text: str, expected: list[objec
 )
 def test_any_text_in_any_pieces_with_calls_in_it(scraps: list[str], cuts: set[int], inside: bool) -> None:
     text = "".join(scraps)
-    message_format = MessageFormat(FORMATS["llama3"], reasoning=True, inside=inside)
+    message_format = MessageFormat(LLAMA3, reasoning=True, inside=inside)
     first, second = message_format.parser(), message_format.parser()
     assert first is not None
     assert second is not None
@@ -53,7 +53,7 @@ def test_any_text_in_any_pieces_with_calls_in_it(scraps: list[str], cuts: set[in
 
 
 def test_thoughts_hide_calls_and_the_answer_does_not() -> None:
-    parser = MessageFormat(FORMATS["hermes"], ["f"], reasoning=True, inside=True).parser()
+    parser = MessageFormat(HERMES, ["f"], reasoning=True, inside=True).parser()
     assert parser is not None
     text = f"I could {CALL}</think>\n{CALL}"
     assert plain(parts_of(parser, text)) == [("think", f"I could {CALL}"), ("f", "{}")]

@@ -47,7 +47,6 @@ def test_any_bytes_give_a_request_or_a_400(body: bytes) -> None:
         ({"stream_options": {}}, "stream_options"),
         ({"stop_token_ids": [1, "a"]}, "stop_token_ids"),
         ({"logprobs": 5}, "logprobs"),
-        ({"tools": [{}], "tool_choice": "auto"}, "tools"),
         ({"best_of": True}, "best_of"),
         ({"structured_outputs": {"regexp": "a"}}, "structured_outputs"),
         ({"response_format": {"type": "json"}}, "response_format"),

@@ -71,7 +71,7 @@ class Answer:
         self._prompts = prompts
         self._echoes = echoes
         self._format = message_format
-        self._kept_ids = gateway.tokenizer.ids_of(message_format.markers)
+        self._kept_ids = frozenset(gateway.tokenizer.added_ids(message_format.markers).values())
         self._id = id_prefix + new_id()
         choices = [self._choice(index, facts) for index in range(len(prompts) * settings.n)]
         self._usage = Usage(prompts, choices, settings.n)

@@ -5,9 +5,10 @@ from typing import Any
 from starlette.requests import Request
 
 from services.gateway.api.answer import Answer, ShapeOf
+from services.gateway.api.chat_format import constraint_of_chat, message_format_of
 from services.gateway.api.endpoint import gateway_of, tenant_of
 from services.gateway.api.errors import invalid
-from services.gateway.api.prompts import messages_of
+from services.gateway.api.prompts import check_depth, messages_of
 from services.gateway.api.schema import ChatRequest, parse
 from services.gateway.api.settings import prompt_too_long, settings_of
 from services.gateway.api.tools import ToolUse, tool_use_of
@@ -15,7 +16,6 @@ from services.gateway.gateway import Gateway
 from services.gateway.shapes.chunks import ChatChunks
 from services.gateway.text.chat_prompt import ChatPrompt, TemplateError, encoded, rendered
 from services.gateway.text.chat_template import RESERVED, Conversation
-from services.gateway.text.message_parser import MessageFormat
 from services.gateway.text.tokenizer import TooLong
 from shared.wire.facts import ModelFacts
 
@@ -31,30 +31,34 @@ async def answer_chat(request: Request, fields: ChatRequest, shape_of: ShapeOf, 
     gateway.check_model(fields.model)
     facts = gateway.facts()
     settings = settings_of(fields, facts, gateway.new_seed(), tenant_of(request))
-    if settings.constraint is not None:
-        await gateway.constraints.check(settings.constraint, facts)
     tool_use = tool_use_of(fields)
     prompt = await encode_chat(gateway, fields, facts, tool_use)
-    # What is constrained is the whole output, so there are no thoughts in it, even if the prompt begins some.
-    inside = prompt.inside and settings.constraint is None
-    message_format = _message_format(gateway, tool_use, inside=inside)
+    message_format = message_format_of(gateway, tool_use, inside=prompt.inside)
+    constraint = constraint_of_chat(gateway, settings.constraint, tool_use, message_format)
+    if constraint is not None:
+        await gateway.constraints.check(constraint, facts)
+        settings = settings.constrained(constraint, facts)
     return Answer(gateway, settings, [prompt.ids], facts, shape_of, id_prefix, message_format=message_format)
 
 
 async def encode_chat(gateway: Gateway, fields: ChatRequest, facts: ModelFacts, tool_use: ToolUse | None) -> ChatPrompt:
     """Token ids of the conversation. Raises ApiError (400)."""
     conversation = _conversation(fields, tool_use)
-    add_special_tokens = bool(fields.add_special_tokens)
+    tokenizer, add_special_tokens = gateway.tokenizer, bool(fields.add_special_tokens)
+    own, text = fields.chat_template, ""
+    if own is not None:
+        gateway.request_templates.check(own)
 
     def encode() -> ChatPrompt:
-        template = gateway.tokenizer.chat_template(with_tools=tool_use is not None)
-        text = rendered(template, conversation)
-        return encoded(gateway.tokenizer, text, add_special_tokens=add_special_tokens, max_tokens=facts.context_len)
+        written = text if own is not None else rendered(tokenizer.chat_template(tool_use is not None), conversation)
+        return encoded(tokenizer, written, add_special_tokens=add_special_tokens, max_tokens=facts.context_len)
 
     try:
+        if own is not None:
+            text = await gateway.request_templates.render(own, tokenizer.special_tokens, conversation)
         return await gateway.in_thread(encode)
     except TemplateError as error:
-        raise invalid(str(error), "messages") from None
+        raise invalid(str(error), "messages" if own is None else "chat_template") from None
     except TooLong as error:
         raise prompt_too_long(error.num_tokens, facts) from None
 
@@ -74,25 +78,8 @@ def _conversation(fields: ChatRequest, tool_use: ToolUse | None) -> Conversation
 
 
 def _variables(variables: dict[str, Any]) -> dict[str, Any]:
+    check_depth(variables, "chat_template_kwargs")
     for name in variables:
         if name in RESERVED or not name.isidentifier():
             raise invalid(f"chat_template_kwargs must not set {name[:64]!r}", "chat_template_kwargs")
     return variables
-
-
-def _message_format(gateway: Gateway, tool_use: ToolUse | None, *, inside: bool) -> MessageFormat:
-    """How the answer is to be read. Raises ApiError (400) where tool calls cannot be."""
-    reasoning = gateway.splits_reasoning
-    if tool_use is None:
-        return MessageFormat(reasoning=reasoning, inside=inside)
-    if gateway.tool_format is None:
-        raise invalid("this server takes no tool calls from its model (see --tool-call-parser)", "tools")
-    if tool_use.mode != "auto":
-        raise invalid("a tool_choice that forces a call is not supported", "tool_choice")
-    return MessageFormat(
-        tools=gateway.tool_format,
-        names=frozenset(tool_use.allowed),
-        parallel=tool_use.parallel,
-        reasoning=reasoning,
-        inside=inside,
-    )

@@ -4,7 +4,7 @@ Called by the endpoints before anything is tokenized.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -13,6 +13,8 @@ from services.gateway.api.errors import ApiError, invalid
 from services.gateway.api.schema import unknown_fields
 
 MAX_PROMPTS = 1024
+MAX_DEPTH = 64
+"""Of the JSON inside messages, tools and the variables of templates."""
 MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 PART_JOINER = ""
@@ -60,10 +62,27 @@ def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
         raise invalid(f"{param}: token ids must be from 0 to {vocab_size - 1}", param)
 
 
+def check_depth(value: Any, param: str) -> None:
+    """Raise ApiError (400) for JSON nested so deeply that what works on it by recursion might not get to its end."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [inner for outer in level for inner in _inside(outer)]
+        if not level:
+            return
+    raise invalid(f"{param} is nested more than {MAX_DEPTH} levels deep", param)
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    """The objects and lists that are right inside."""
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [inner for inner in values if isinstance(inner, dict | list)]
+
+
 def messages_of(value: Any) -> list[dict[str, Any]]:
     """The messages of a chat as templates take them: content is one string. Raises ApiError (400)."""
     if not isinstance(value, list) or not value:
         raise invalid("messages must be a list of at least one message", "messages")
+    check_depth(value, "messages")
     return [_message(message, f"messages[{index}]") for index, message in enumerate(value)]
 
 
@@ -133,11 +152,18 @@ def _tool_calls(calls: Any, place: str) -> list[dict[str, Any]]:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise invalid(f"{place}[{index}].function must be an object with a name", "messages")
-        arguments = function.get("arguments") or {}
-        if isinstance(arguments, str):
-            try:
-                arguments = msgspec.json.decode(arguments)
-            except (msgspec.DecodeError, RecursionError):
-                raise invalid(f"{place}[{index}].function.arguments is not valid JSON", "messages") from None
-        checked.append({**call, "function": {"name": function["name"], "arguments": arguments}})
+        arguments = _arguments(function.get("arguments") or {}, f"{place}[{index}].function.arguments")
+        checked.append({"type": "function", **call, "function": {"name": function["name"], "arguments": arguments}})
     return checked
+
+
+def _arguments(arguments: Any, place: str) -> dict[str, Any]:
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments)
+        except (msgspec.DecodeError, RecursionError):
+            raise invalid(f"{place} is not valid JSON", "messages") from None
+        check_depth(arguments, "messages")
+    if not isinstance(arguments, dict):
+        raise invalid(f"{place} must be an object, or its JSON text", "messages")
+    return arguments

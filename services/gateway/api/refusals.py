@@ -25,7 +25,6 @@ NEUTRAL: Neutral = {
     "audio": _nothing,
     "bad_words": _nothing,
     "best_of": _is(1),
-    "chat_template": _nothing,
     "documents": _nothing,
     "echo": _is(False),
     "function_call": _is("none", "auto"),
@@ -99,7 +98,7 @@ MESSAGES = Others(
 )
 """Of ``/v1/messages`` and its ``count_tokens``."""
 
-TOKENIZE = Others(refused={"chat_template": _nothing, "mm_processor_kwargs": _nothing}, ignored=frozenset())
+TOKENIZE = Others(refused={"mm_processor_kwargs": _nothing}, ignored=frozenset())
 """Of ``/tokenize`` and ``/detokenize``."""
 
 

@@ -90,6 +90,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     """With ``tool_choice`` see ``services.gateway.api.tools``."""
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 

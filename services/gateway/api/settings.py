@@ -6,7 +6,7 @@ the context and what is refused. Called by the endpoints; pure.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.gateway.api.constraints import Asked, constraint_of
 from services.gateway.api.errors import ApiError, invalid
@@ -75,6 +75,16 @@ class Settings:
         """Whether no output is asked for; one token is computed all the same, and nobody sees it."""
         return self.max_tokens == 0
 
+    def constrained(self, asked: Asked, facts: ModelFacts) -> "Settings":
+        """The same with a constraint, in place of the one there is."""
+        if not self.ignore_eos:
+            return replace(self, constraint=asked)
+        # It still ends where nothing more may follow; nowhere else.
+        bias = dict(zip(tokens.unpack(self.bias_ids), tokens.unpack_floats(self.bias_values), strict=True))
+        bias |= dict.fromkeys(facts.eos_token_ids, NEVER)
+        ids, values = tokens.pack(bias), tokens.pack_floats(bias.values())
+        return replace(self, constraint=asked, ignore_eos=False, bias_ids=ids, bias_values=values)
+
     def submit(self, request_id: str, prompt: Sequence[int], choice: int, facts: ModelFacts, group: str = "") -> Submit:
         """The wire message of one choice of one prompt; ``group`` is shared by all choices of the prompt.
 
@@ -129,13 +139,9 @@ def settings_of(request: GenerationRequest, facts: ModelFacts, fallback_seed: in
     seed = fallback_seed if request.seed is None or request.seed == -1 else request.seed & SEED_MASK
     max_tokens, min_tokens = _token_limits(request)
     bias = _bias(request, facts)
-    constraint, ignore_eos = constraint_of(request), bool(request.ignore_eos)
-    if constraint is not None and ignore_eos:
-        # It still ends where nothing more may follow; nowhere else.
-        bias |= dict.fromkeys(facts.eos_token_ids, NEVER)
-        ignore_eos = False
+    constraint = constraint_of(request)
     stream_options = request.stream_options
-    return Settings(
+    settings = Settings(
         n=request.n or 1,
         seed=seed,
         temperature=0.0 if greedy else temperature,
@@ -147,7 +153,7 @@ def settings_of(request: GenerationRequest, facts: ModelFacts, fallback_seed: in
         stops=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
         stop_token_ids=stop_token_ids,
         masked_ids=tokens.pack(sorted({*facts.eos_token_ids, *stop_token_ids})),
-        ignore_eos=ignore_eos,
+        ignore_eos=bool(request.ignore_eos),
         skip_special_tokens=request.skip_special_tokens is not False,
         return_token_ids=bool(request.return_token_ids),
         stream=bool(request.stream),
@@ -164,8 +170,8 @@ def settings_of(request: GenerationRequest, facts: ModelFacts, fallback_seed: in
         bias_values=tokens.pack_floats(bias.values()),
         num_logprobs=min(_num_logprobs(request), facts.vocab_size),
         echo=isinstance(request, CompletionRequest) and bool(request.echo),
-        constraint=constraint,
     )
+    return settings if constraint is None else settings.constrained(constraint, facts)
 
 
 def _num_logprobs(request: GenerationRequest) -> int:

@@ -31,6 +31,7 @@ class TokenizeRequest(Struct, kw_only=True):
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
 
@@ -47,6 +48,7 @@ CHAT_FIELDS = (
     "add_special_tokens",
     "add_generation_prompt",
     "continue_final_message",
+    "chat_template",
     "chat_template_kwargs",
     "tools",
 )

@@ -45,6 +45,7 @@ class Tokenizer:
         added = self._backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         """Ids left out of a text when special tokens are skipped."""
+        self._added_ids = {token.content: token_id for token_id, token in added.items()}
         self._chat_templates: dict[str, ChatTemplate] = {}
 
     @classmethod
@@ -87,12 +88,16 @@ class Tokenizer:
         """Text of all ``ids`` at once."""
         return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
-    def ids_of(self, spelled: Iterable[str]) -> frozenset[int]:
-        """Ids of those that are one token each."""
-        ids = map(self._backend.token_to_id, spelled)
-        return frozenset(token_id for token_id in ids if token_id is not None)
+    def added_ids(self, spelled: Iterable[str]) -> dict[str, int]:
+        """Those that are tokens by themselves, special or not: no other tokens make up their text."""
+        return {text: self._added_ids[text] for text in spelled if text in self._added_ids}
 
-    def chat_template(self, *, with_tools: bool = False) -> ChatTemplate | None:
+    @property
+    def special_tokens(self) -> dict[str, Any]:
+        """By the names that templates know them by."""
+        return dict(self._model.special_tokens_map)
+
+    def chat_template(self, with_tools: bool = False) -> ChatTemplate | None:
         """That of the model folder, if it brought one; some have another one for conversations with tools."""
         source = self._model.chat_template
         if isinstance(source, dict):
@@ -100,7 +105,7 @@ class Tokenizer:
         if not source:
             return None
         if source not in self._chat_templates:
-            self._chat_templates[source] = ChatTemplate(source, self._model.special_tokens_map)
+            self._chat_templates[source] = ChatTemplate(source, self.special_tokens)
         return self._chat_templates[source]
 
 

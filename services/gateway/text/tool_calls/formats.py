@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from services.gateway.options import FormatName
 from services.gateway.text.tool_calls import hermes, llama3, mistral
+from services.gateway.text.tool_calls.notation import Notation
 from services.gateway.text.tool_calls.parser import ToolParser
 
 
@@ -15,6 +16,7 @@ class ToolFormat:
     """One format."""
 
     parser: type[ToolParser]
+    notation: Notation
     short_ids: bool = False
     """Whether the model's template takes ids of nine letters and digits only."""
 
@@ -29,11 +31,10 @@ class ToolFormat:
         return f"call_{secrets.token_hex(12)}"
 
 
-FORMATS: dict[str, ToolFormat] = {
-    "hermes": ToolFormat(hermes.HermesParser),
-    "llama3": ToolFormat(llama3.Llama3Parser),
-    "mistral": ToolFormat(mistral.MistralParser, short_ids=True),
-}
+HERMES = ToolFormat(hermes.HermesParser, hermes.NOTATION)
+LLAMA3 = ToolFormat(llama3.Llama3Parser, llama3.NOTATION)
+MISTRAL = ToolFormat(mistral.MistralParser, mistral.NOTATION, short_ids=True)
+MISTRAL_LIST = ToolFormat(mistral.MistralParser, mistral.LIST_NOTATION, short_ids=True)
 
 
 def takes_tools(template: str) -> bool:
@@ -45,12 +46,25 @@ def format_of(name: FormatName, template: str) -> ToolFormat | None:
     """The format by its name, or for ``auto`` by the chat template; None if calls cannot be read or asked for."""
     if name == "none" or not template:
         return None
-    if name != "auto":  # of a template that knows no tools, only what ``tool_prompt`` asks for can come
-        return FORMATS[name] if name == "hermes" or takes_tools(template) else None
-    if mistral.BEGIN in template:
-        return FORMATS["mistral"]
-    if hermes.BEGIN in template or not takes_tools(template):
-        return FORMATS["hermes"]
-    if llama3.PYTHON_TAG in template or ("<|start_header_id|>" in template and '"parameters"' in template):
-        return FORMATS["llama3"]
+    if name == "auto":
+        name = _name_in(template)
+    if not takes_tools(template) and name != "hermes":
+        return None  # the model is told of tools by ``tool_prompt``, and answers as that says
+    match name:
+        case "hermes":
+            return HERMES
+        case "llama3":
+            return LLAMA3
+        case "mistral":
+            return MISTRAL if mistral.ARGS in template else MISTRAL_LIST
     return None
+
+
+def _name_in(template: str) -> FormatName:
+    if mistral.BEGIN in template:
+        return "mistral"
+    if hermes.BEGIN in template or not takes_tools(template):
+        return "hermes"
+    if llama3.PYTHON_TAG in template or ("<|start_header_id|>" in template and '"parameters"' in template):
+        return "llama3"
+    return "none"

@@ -1,8 +1,10 @@
 """The format of Hermes and Qwen: ``<tool_call>{"name": "f", "arguments": {...}}</tool_call>`` for each call. Pure."""
 
+from services.gateway.text.tool_calls.notation import Notation
 from services.gateway.text.tool_calls.parser import Reading, ToolParser
 
 BEGIN, END = "<tool_call>", "</tool_call>"
+NOTATION = Notation(f'{BEGIN}\n{{"name": "', '", "arguments": ', f"}}\n{END}", between="\n", begin=BEGIN)
 
 
 class HermesParser(ToolParser):

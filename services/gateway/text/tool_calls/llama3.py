@@ -3,9 +3,11 @@
 Such an object is a call where it opens the text, or follows ``<|python_tag|>`` anywhere.
 """
 
+from services.gateway.text.tool_calls.notation import Notation
 from services.gateway.text.tool_calls.parser import Reading, ToolParser
 
 PYTHON_TAG = "<|python_tag|>"
+NOTATION = Notation('{"name": "', '", "parameters": ', "}", between="; ")
 
 
 class Llama3Parser(ToolParser):

@@ -4,9 +4,14 @@
 
 import re
 
+from services.gateway.text.tool_calls.notation import Notation
 from services.gateway.text.tool_calls.parser import Reading, ToolParser
 
 BEGIN, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+LIST_NOTATION = Notation(
+    '{"name": "', '", "arguments": ', "}", between=", ", before=f"{BEGIN} [", after="]", begin=BEGIN
+)
+NOTATION = Notation(BEGIN, ARGS, "", between="", begin=BEGIN)
 _NAME = re.compile(r"[\w-]*")
 
 

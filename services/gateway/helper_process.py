@@ -1,0 +1,69 @@
+"""A process of the gateway's own for work that must not run inside it: started with the first question, asked one line
+at a time, started again after it was lost. What it does is its module's affair (``python -m MODULE``).
+"""
+
+import asyncio
+import sys
+
+MAX_LINE_BYTES = 64 * 1024 * 1024
+"""Of an answer."""
+OVERDUE_S = 30.0
+"""After so long the process is given up; its own limits are far below."""
+
+
+class HelperLost(Exception):
+    """It did not answer; it will be started again for the next question."""
+
+
+class HelperProcess:
+    """One of them. Questions are asked in the order in which they come."""
+
+    def __init__(self, module: str, *arguments: str) -> None:
+        self._command = (sys.executable, "-m", module, *arguments)
+        self._process: asyncio.subprocess.Process | None = None
+        self._turn = asyncio.Lock()
+
+    async def ask(self, line: bytes) -> bytes:
+        """Its answer to one line, neither with a newline. Raises HelperLost."""
+        async with self._turn:
+            try:
+                async with asyncio.timeout(OVERDUE_S):
+                    answer = await self._exchange(line)
+            except (OSError, TimeoutError, ValueError) as error:
+                await self._stop()
+                raise HelperLost(type(error).__name__) from error
+            except asyncio.CancelledError:
+                await self._stop()  # or the next one to ask would get this answer
+                raise
+            if not answer.endswith(b"\n"):
+                await self._stop()
+                raise HelperLost("it ended")
+            return answer[:-1]
+
+    async def close(self) -> None:
+        """End it."""
+        async with self._turn:
+            await self._stop()
+
+    async def _exchange(self, line: bytes) -> bytes:
+        if self._process is None or self._process.returncode is not None:
+            await self._stop()
+            pipe = asyncio.subprocess.PIPE
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command, stdin=pipe, stdout=pipe, limit=MAX_LINE_BYTES
+            )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(line + b"\n")
+        await self._process.stdin.drain()
+        return await self._process.stdout.readline()
+
+    async def _stop(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.returncode is None:
+            process.kill()
+        assert process.stdin is not None
+        process.stdin.close()
+        await process.wait()

@@ -1,0 +1,17 @@
+"""How calls are written in a format: what a grammar for them is made of. Pure data."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Notation:
+    """``before``, then calls with ``between`` them, then ``after``."""
+
+    before_name: str
+    before_arguments: str
+    after_arguments: str
+    between: str
+    before: str = ""
+    after: str = ""
+    begin: str = ""
+    """What nothing but calls begins with, if there is such: the beginning of ``before`` and ``before_name``."""

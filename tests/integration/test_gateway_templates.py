@@ -1,0 +1,79 @@
+"""``chat_template`` of requests: refused unless trusted, bounded if it is."""
+
+import asyncio
+import time
+
+import pytest
+
+from services.gateway import gateway as gateway_module
+from shared.wire import tokens
+from tests.fakes.gateway_world import World, world
+from tests.fakes.scripted_scheduler import ScriptedScheduler
+
+ENDLESS = "{% for a in range(100000) %}" * 3 + "{% endfor %}" * 3
+
+
+def prompt_of(w: World) -> str:
+    return w.gateway.tokenizer.decode(tokens.unpack(w.scheduler.submits[-1].prompt), skip_special_tokens=False)
+
+
+async def refused(w: World, template: str, why: str) -> None:
+    response = await w.chat(chat_template=template)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "chat_template"), error
+    assert why in error["message"]
+
+
+async def test_a_template_of_a_request_is_refused_unless_trusted() -> None:
+    async with world(ScriptedScheduler()) as w:
+        await refused(w, "{{ messages }}", "--trust-request-chat-template")
+        assert not w.scheduler.submits
+
+
+async def test_a_trusted_template_is_honoured_and_bounded() -> None:
+    async with world(ScriptedScheduler(), trust_request_chat_template=True) as w:
+        template = "{{ eos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ mark }}{% endfor %}"
+        response = await w.chat(chat_template=template, chat_template_kwargs={"mark": "!"}, max_tokens=1)
+        assert response.status_code == 200
+        assert prompt_of(w) == "<|im_end|>[user] hi!"
+        messages = [{"role": "user", "content": "hi"}]
+        told = await w.post("/tokenize", messages=messages, chat_template="{{ messages[0].content }}")
+        assert bytes(told.json()["tokens"]) == b"hi"
+        await refused(w, "{{ raise_exception('no') }}", "messages: no")
+        await refused(w, "{% for", "")
+        await refused(w, "{{ ''.__class__.__mro__ }}", "unsafe")
+        await refused(w, "{{ 'a' * 3000000000 }}", "memory")
+        await refused(w, "{{ 'a' * 9000000 }}", "characters")
+        await refused(w, "a" * 70_000, "65536")
+        await refused(w, "", "empty prompt")
+        started = time.monotonic()
+        endless = asyncio.create_task(refused(w, ENDLESS, "processor time"))
+        health = await w.http.get("/health")
+        assert health.status_code == 200
+        assert not endless.done()
+        await endless
+        assert time.monotonic() - started < 60
+        assert (await w.chat(chat_template=template, max_tokens=1)).status_code == 200
+        process = w.gateway.request_templates._process._process
+        assert process is not None
+        process.kill()
+        await process.wait()
+        assert (await w.chat(chat_template=template, max_tokens=1)).status_code == 200, "it is started again"
+
+
+async def test_what_waits_too_long_for_a_thread_gets_503(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_module, "TEXT_TIMEOUT_S", 0.05)
+    async with world(ScriptedScheduler()) as w:
+        go_on = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def block() -> None:
+            asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
+
+        blocked = [loop.run_in_executor(w.gateway._text_threads, block) for _ in range(gateway_module.TEXT_THREADS)]
+        response = await w.chat(max_tokens=1)
+        assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+        assert not w.scheduler.submits
+        go_on.set()
+        await asyncio.gather(*blocked)
+        assert (await w.chat(max_tokens=1)).status_code == 200

@@ -1,0 +1,176 @@
+"""Grammars of calls: what they let through is read back as calls by the format's own parser, and nothing else is let
+through. Compiled by what executors compile them with.
+"""
+
+from typing import Any
+
+import pytest
+from llguidance import LLTokenizer
+
+from services.gateway.text.lark import answer_of, behind_thoughts
+from services.gateway.text.parts import CallStart
+from services.gateway.text.tool_calls.formats import HERMES, LLAMA3, MISTRAL, MISTRAL_LIST, ToolFormat, format_of
+from services.gateway.text.tool_calls.grammar import MAX_CALLS, Function, forced_calls, strict_calls
+from shared import fake_model
+from shared.constraints import ConstraintError, compile_constraint, read_vocabulary
+from shared.wire.sampling import Constraint
+from tests.fakes.parsing import parts_of, plain
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+LOOK = Function("look", {**CITY, "additionalProperties": False}, False)
+NOTHING = Function("no-thing_1", {"type": "object", "properties": {}, "additionalProperties": False}, False)
+FORMATS = [HERMES, LLAMA3, MISTRAL, MISTRAL_LIST]
+ULM = ("look", '{"city": "Ulm"}')
+
+
+@pytest.fixture(name="vocabulary", scope="module")
+def _vocabulary() -> LLTokenizer:
+    return read_vocabulary(fake_model.facts(), None)
+
+
+def takes(constraint: Constraint, vocabulary: LLTokenizer, text: str) -> int:
+    """How many bytes of ``text`` it takes; one more if the text may end there."""
+    matcher = compile_constraint(constraint, vocabulary)
+    count = 0
+    for byte in text.encode():
+        if not matcher.consume_token(byte):
+            return count
+        count += 1
+    return count + bool(matcher.is_accepting())
+
+
+def may_be(constraint: Constraint, vocabulary: LLTokenizer, text: str) -> bool:
+    return takes(constraint, vocabulary, text) == len(text.encode()) + 1
+
+
+def written(kind: ToolFormat, *calls: tuple[str, str]) -> str:
+    notation = kind.notation
+    told = [notation.before_name + f + notation.before_arguments + a + notation.after_arguments for f, a in calls]
+    return notation.before + notation.between.join(told) + notation.after
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_what_is_forced_is_calls_as_the_parser_reads_them(kind: ToolFormat, vocabulary: LLTokenizer) -> None:
+    constraint = behind_thoughts(forced_calls(kind.notation, [LOOK, NOTHING], {}), "none", {})
+    for calls in ([ULM], [ULM, ("no-thing_1", "{}")], [ULM] * MAX_CALLS):
+        text = written(kind, *calls)
+        assert may_be(constraint, vocabulary, text)
+        assert plain(parts_of(kind.parser(["look", "no-thing_1"], str), text)) == calls
+    for text in (
+        "",
+        "Well.",
+        written(kind, ("other", "{}")),
+        written(kind, ("look", "{}")),
+        written(kind, ("look", '{"city": 5}')),
+        written(kind, ("no-thing_1", '{"a": 1}')),
+        written(kind, ULM) + " Well.",
+        written(kind, *[ULM] * (MAX_CALLS + 1)),
+    ):
+        assert not may_be(constraint, vocabulary, text), text
+    one = behind_thoughts(forced_calls(kind.notation, [LOOK], {}, most_calls=1), "none", {})
+    assert may_be(one, vocabulary, written(kind, ULM))
+    assert not may_be(one, vocabulary, written(kind, ULM, ULM))
+
+
+def test_thoughts_come_before_what_is_forced(vocabulary: LLTokenizer) -> None:
+    call = written(HERMES, ULM)
+    perhaps = behind_thoughts(forced_calls(HERMES.notation, [LOOK], {}), "perhaps", {})
+    assert all(may_be(perhaps, vocabulary, f"{thoughts}{call}") for thoughts in ("", "<think>hm, </thin\n</think>\n\n"))
+    assert not may_be(perhaps, vocabulary, f"hm{call}")
+    inside = behind_thoughts(forced_calls(HERMES.notation, [LOOK], {}), "open", {})
+    assert all(may_be(inside, vocabulary, f"{thoughts}</think>{call}") for thoughts in ("", "hm"))
+    assert not may_be(inside, vocabulary, call)
+    assert not may_be(inside, vocabulary, f"hm</think> no {call}")
+
+
+@pytest.mark.parametrize("kind", [HERMES, MISTRAL, MISTRAL_LIST])
+def test_under_auto_text_is_free_and_what_begins_as_a_call_is_one(kind: ToolFormat, vocabulary: LLTokenizer) -> None:
+    constraint = behind_thoughts(strict_calls(kind.notation, [LOOK], {}), "none", {})
+    call, begin = written(kind, ULM), kind.notation.begin
+    for text in ("", "Well.", begin[:-1], call, f"Well.\n{call}", f"{call}\nSo\n{call}", f"{call} {begin[:4]}"):
+        assert may_be(constraint, vocabulary, text), text
+    for text in (f"Well {begin}.", begin, call.replace("look", "other"), call.replace('"Ulm"', "5")):
+        assert not may_be(constraint, vocabulary, text), text
+
+
+def test_markers_that_are_special_tokens_are_named_by_their_ids(vocabulary: LLTokenizer) -> None:
+    ids = {"[TOOL_CALLS]": fake_model.FIRST_SPECIAL, "[ARGS]": fake_model.FIRST_SPECIAL + 2}
+
+    def takes_ids(constraint: Constraint, text: str) -> bool:
+        matcher = compile_constraint(constraint, vocabulary)
+        pieces: Any = text.replace("[TOOL_CALLS]", "\0").replace("[ARGS]", "\1")
+        tokens = [{0: ids["[TOOL_CALLS]"], 1: ids["[ARGS]"]}.get(byte, byte) for byte in pieces.encode()]
+        return all(matcher.consume_token(token) for token in tokens) and matcher.is_accepting()
+
+    text = written(MISTRAL, ULM, ULM)
+    for make in (forced_calls, strict_calls):
+        constraint = behind_thoughts(make(MISTRAL.notation, [LOOK], ids), "none", ids)
+        assert takes_ids(constraint, text)
+        assert may_be(constraint, vocabulary, text) == (make is strict_calls), "spelled out it is text like any other"
+    assert takes_ids(constraint, f"Well. {text} So.")
+
+
+def test_a_schema_that_no_grammar_can_express_is_a_mistake_only_if_strict(vocabulary: LLTokenizer) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+
+    def forced(*, is_strict: bool) -> Constraint:
+        return behind_thoughts(forced_calls(HERMES.notation, [Function("f", schema, is_strict)], {}), "none", {})
+
+    compile_constraint(forced(is_strict=False), vocabulary)
+    with pytest.raises(ConstraintError, match="uniqueItems"):
+        compile_constraint(forced(is_strict=True), vocabulary)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "fits", "fits_not"),
+    [
+        (Constraint("json_schema", '{"type": "integer"}'), "5", "a"),
+        (Constraint("regex", r"a/b\/[0-9]+|\d"), "a/b/12", "a/b"),
+        (Constraint("lark", 'start: "}" start? | word\nword: "{"'), "}}{", "{}"),
+    ],
+)
+def test_a_constraint_of_any_kind_is_kept_behind_thoughts(
+    constraint: Constraint, fits: str, fits_not: str, vocabulary: LLTokenizer
+) -> None:
+    assert may_be(constraint, vocabulary, fits)
+    perhaps = behind_thoughts(answer_of(constraint), "perhaps", {})
+    inside = behind_thoughts(answer_of(constraint), "open", {})
+    for thoughts in ("hm\n</think>\n\n", "</think>"):
+        assert may_be(inside, vocabulary, thoughts + fits)
+        assert not may_be(inside, vocabulary, thoughts + fits_not)
+        assert may_be(perhaps, vocabulary, f"<think>{thoughts}{fits}")
+    assert may_be(perhaps, vocabulary, fits)
+    assert not may_be(perhaps, vocabulary, fits_not)
+
+
+@pytest.mark.parametrize(
+    ("name", "template", "expected"),
+    [
+        ("auto", "", None),
+        ("auto", "{{ messages }}", HERMES),
+        ("auto", "{{ tools }}<tool_call>", HERMES),
+        ("auto", "{{ tools }}[TOOL_CALLS] [", MISTRAL_LIST),
+        ("auto", "{{ tools }}[TOOL_CALLS]f[ARGS]", MISTRAL),
+        ("auto", "{{ tools }}<|python_tag|>", LLAMA3),
+        ("auto", '{{ tools }}<|start_header_id|>{"name": f, "parameters": x}', LLAMA3),
+        ("auto", "{{ tools }}", None),
+        ("none", "{{ tools }}<tool_call>", None),
+        ("hermes", "{{ tools }}[TOOL_CALLS]", HERMES),
+        ("hermes", "{{ messages }}", HERMES),
+        ("llama3", "{{ tools }}", LLAMA3),
+        ("llama3", "{{ messages }}", None),
+        ("mistral", "{{ tools }}", MISTRAL_LIST),
+    ],
+)
+def test_the_format_is_found_in_the_template(name: Any, template: str, expected: ToolFormat | None) -> None:
+    assert format_of(name, template) == expected
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_ids_of_calls_are_new_and_fit_the_template(kind: ToolFormat) -> None:
+    ids = {kind.new_call_id() for _ in range(100)}
+    assert len(ids) == 100
+    parser = kind.new_parser(["look"], parallel=True)
+    start = parts_of(parser, written(kind, ULM))[0]
+    assert isinstance(start, CallStart)
+    assert start.call_id.isalnum() and len(start.call_id) == 9 if kind.short_ids else start.call_id.startswith("call_")
