@@ -79,7 +79,11 @@ def _forbid(logits: Tensor, masks: Masks) -> None:
         rows = logits.numpy()
         for i, allowed in masks.allowed.items():
             np.copyto(rows[i], -np.inf, where=allowed == 0)
-        return
+    else:
+        _forbid_on_device(logits, masks)
+
+
+def _forbid_on_device(logits: Tensor, masks: Masks) -> None:
     places = torch.tensor(list(masks.allowed), device=logits.device)
     allowed_rows = torch.from_numpy(np.stack(list(masks.allowed.values()))).to(logits.device)
     logits[places] = logits[places].masked_fill(allowed_rows == 0, float("-inf"))

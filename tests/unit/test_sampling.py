@@ -8,8 +8,9 @@ import torch
 
 from services.executor import sampling
 from services.executor.batch import SampleRow, is_plain
+from services.executor.constraints import Masks
 from shared.wire import tokens as columns
-from shared.wire.sampling import Sampling
+from shared.wire.sampling import Constraint, Sampling
 
 VOCAB_SIZE = 1000
 
@@ -226,3 +227,54 @@ def test_a_failed_row_tells_nothing_and_its_neighbour_all() -> None:
     output = sampling.sample(logits.clone(), rows)
     assert output.failures.keys() == {0}
     assert output.logprobs == {1: alone}
+
+
+def a_mask(*allowed: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    mask = np.zeros(VOCAB_SIZE, np.uint8)
+    mask[list(allowed)] = 1
+    return mask
+
+
+CONSTRAINED = Sampling(temperature=1.0, constraint=Constraint("regex", "a"), num_logprobs=2)
+
+
+@pytest.mark.parametrize("on_device", [False, True], ids=["host", "device"])
+def test_a_mask_touches_its_row_alone(monkeypatch: pytest.MonkeyPatch, on_device: bool) -> None:
+    if on_device:
+        monkeypatch.setattr(sampling, "_forbid", sampling._forbid_on_device)
+    logits = random_logits(40)
+    plain = [a_row(Sampling(temperature=0.7, num_logprobs=2, seed=i)) for i in range(40)]
+    alone = sampling.sample(logits.clone(), plain)
+    rows = [a_row(CONSTRAINED) if i % 3 == 0 else row for i, row in enumerate(plain)]
+    allowed = {i: a_mask(i, i + 100, i + 200) for i in range(0, 40, 3)}
+    output = sampling.sample(logits.clone(), rows, masks=Masks(allowed))
+    for i in range(40):
+        if i % 3:
+            assert (output.tokens[i], output.logprobs[i]) == (alone.tokens[i], alone.logprobs[i])
+        else:
+            assert output.tokens[i] in (i, i + 100, i + 200)
+            assert output.logprobs[i][4:] == alone.logprobs[i][4:], "the most likely of all tokens, allowed or not"
+    assert not output.failures
+
+
+def test_a_mask_comes_after_penalties_and_where_only_an_end_fits_it_comes() -> None:
+    held_back = Sampling(
+        constraint=Constraint("regex", "a"),
+        min_tokens=99,
+        stop_token_ids=columns.pack([5, 6]),
+        bias_ids=columns.pack([5, 7]),
+        bias_values=columns.pack_floats([-1e9, 50.0]),
+    )
+    rows = [a_row(held_back)] * 3
+    masks = Masks({0: a_mask(5, 6, 7), 1: a_mask(5), 2: a_mask(5)}, ended={1})
+    output = sampling.sample(random_logits(3), rows, masks=masks)
+    assert output.tokens[:2] == [7, 5]
+    assert list(output.failures) == [2]
+    assert "constraint" in output.failures[2]
+
+
+def test_rows_without_a_mask_yet_have_no_token() -> None:
+    rows = [a_row(CONSTRAINED)] * 3
+    output = sampling.sample(random_logits(3), rows, masks=Masks({0: a_mask(3)}, failures={1: "no"}, late={2}))
+    assert (output.tokens[0], output.failures, output.late) == (3, {1: "no"}, {2})
+    assert list(output.logprobs) == [0]
