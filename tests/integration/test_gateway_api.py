@@ -138,6 +138,43 @@ async def test_api_13_bodies_that_are_no_request() -> None:
         assert (await w.complete()).status_code == 200
 
 
+NESTS = {"list": ("[", "]"), "object": ('{"a":', "}"), "schema": ('{"type":"object","properties":{"a":', "}}")}
+NESTED = [
+    ("/v1/completions", '{"prompt":"a","max_tokens":1,"stop":NEST}'),
+    ("/v1/completions", '{"prompt":NEST,"max_tokens":1}'),
+    ("/v1/completions", '{"prompt":"a","max_tokens":1,"structured_outputs":{"json":NEST}}'),
+    ("/v1/chat/completions", '{"messages":NEST,"max_tokens":1}'),
+    ("/v1/chat/completions", '{"messages":[{"role":"user","content":NEST}],"max_tokens":1}'),
+    (
+        "/v1/chat/completions",
+        '{"messages":[{"role":"assistant","tool_calls":[{"id":"1","type":"function","function":'
+        '{"name":"f","arguments":NEST}}]}],"max_tokens":1}',
+    ),
+    (
+        "/v1/chat/completions",
+        '{"messages":[{"role":"user","content":"hi"}],"max_tokens":1,"tools":[{"type":"function",'
+        '"function":{"name":"f","parameters":NEST}}],"tool_choice":"required"}',
+    ),
+    ("/v1/responses", '{"input":NEST,"max_output_tokens":1}'),
+    ("/v1/messages", '{"model":"default","messages":NEST,"max_tokens":1}'),
+    ("/tokenize", '{"messages":NEST}'),
+]
+"""Where a client may put something nested."""
+
+
+@pytest.mark.parametrize("depth", [60, 450, 900, 100_000])
+async def test_api_13_whatever_is_nested_too_deeply_is_400(depth: int) -> None:
+    """Never a crash, nor a RecursionError, neither where it is read nor where it is used."""
+    async with world(ScriptedScheduler()) as w:
+        for opening, closing in NESTS.values():
+            nest = opening * depth + "1" + closing * depth
+            for path, body in NESTED:
+                response = await w.http.post(path, content=body.replace("NEST", nest))
+                assert response.status_code in (200, 400), (path, response.status_code)
+                assert response.status_code == 400 or depth < 100_000
+        assert (await w.complete(max_tokens=1)).status_code == 200
+
+
 async def _pieces(num_mebibytes: int) -> AsyncIterator[bytes]:
     """A body of unannounced length."""
     for _ in range(num_mebibytes):
