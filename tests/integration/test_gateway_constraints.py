@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway import constraint_checker
+from services.gateway import constraint_checker, helper_process
 from shared.wire.sampling import Constraint
 from tests.fakes.gateway_world import World, world
 from tests.fakes.scripted_scheduler import ScriptedScheduler
@@ -20,8 +20,9 @@ def a_schema(**schema: Any) -> dict[str, Any]:
 
 
 def children(w: World) -> list[int]:
-    process = w.gateway.constraints._process
-    return [process.pid] if process is not None and process.returncode is None else []
+    """Process ids of the helpers that try constraints out."""
+    processes = [helper._process for helper in w.gateway.constraints._processes.values()]
+    return [process.pid for process in processes if process is not None and process.returncode is None]
 
 
 async def test_a_constraint_reaches_the_scheduler() -> None:
@@ -132,9 +133,9 @@ async def test_more_new_constraints_than_can_be_tried_out_are_turned_away(monkey
 
 async def test_an_overdue_process_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     async with world(ScriptedScheduler()) as w:
-        monkeypatch.setattr(constraint_checker, "OVERDUE_S", 0.0)
+        monkeypatch.setattr(helper_process, "OVERDUE_S", 0.0)
         response = await w.complete(guided_regex="a", max_tokens=1)
         assert response.status_code == 503
         assert "constraint" in json.loads(response.text)["error"]["message"]
-        monkeypatch.setattr(constraint_checker, "OVERDUE_S", 60.0)
+        monkeypatch.setattr(helper_process, "OVERDUE_S", 60.0)
         assert (await w.complete(guided_regex="a", max_tokens=1)).status_code == 200
