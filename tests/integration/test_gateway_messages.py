@@ -143,40 +143,40 @@ async def test_the_last_message_of_the_assistant_goes_on() -> None:
         assert prompt_of(w.scheduler.submits[-1]).endswith("<|im_start|>assistant\nThe answer is (")
 
 
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"max_tokens": None}, "max_tokens"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"messages": []}, "messages"),
-        ({"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "'image'"),
-        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
-        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": [5]}]}, "messages[0].content[0]"),
-        ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "input": 5}]}]}, "content[0].input"),
-        ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "content[0].tool_use_id"),
-        ({"stop_sequences": [""]}, "stop_sequences"),
-        ({"temperature": 3}, "temperature"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
-        ({"container": "c"}, "container"),
-        (
-            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "nonsense"}}}},
-            "output_config.format",
-        ),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
-        ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
-    ],
-)
-async def test_what_is_wrong_is_a_400_of_anthropics_shape(fields: dict[str, Any], named: str) -> None:
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"max_tokens": None}, "max_tokens"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"messages": []}, "messages"),
+    ({"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "'image'"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": [5]}]}, "messages[0].content[0]"),
+    ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "input": 5}]}]}, "content[0].input"),
+    ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "content[0].tool_use_id"),
+    ({"stop_sequences": [""]}, "stop_sequences"),
+    ({"temperature": 3}, "temperature"),
+    ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+    ({"container": "c"}, "container"),
+    (
+        {"output_config": {"format": {"type": "json_schema", "schema": {"type": "nonsense"}}}},
+        "output_config.format",
+    ),
+    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+    ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
+]
+
+
+async def test_what_is_wrong_is_a_400_of_anthropics_shape() -> None:
     async with serving(says("ok")) as (w, _):
-        response = await w.post("/v1/messages", **{**ASK, **fields})
-        assert response.status_code == 400, response.text
-        body = response.json()
-        assert body["type"] == "error"
-        assert body["error"].keys() == {"type", "message"}
-        assert body["error"]["type"] == "invalid_request_error"
-        assert named in body["error"]["message"]
+        for fields, named in WRONG:
+            response = await w.post("/v1/messages", **{**ASK, **fields})
+            assert response.status_code == 400, (fields, response.text)
+            body = response.json()
+            assert body["type"] == "error"
+            assert body["error"].keys() == {"type", "message"}
+            assert body["error"]["type"] == "invalid_request_error"
+            assert named in body["error"]["message"]
         assert not w.scheduler.submits
 
 

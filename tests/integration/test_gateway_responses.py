@@ -164,39 +164,39 @@ async def test_logprobs_come_with_their_text() -> None:
             ]
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"input": None}, "input"),
-        ({"input": []}, "input"),
-        ({"input": 5}, "input"),
-        ({"input": [{"role": "robot", "content": "a"}]}, "input"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
-        ({"input": [{"type": "function_call", "call_id": "c", "name": 5}]}, "input"),
-        ({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"}]}, "input"),
-        ({"input": [{"type": "reasoning", "content": [5]}]}, "input"),
-        ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"top_logprobs": 21}, "top_logprobs"),
-        ({"temperature": 3}, "temperature"),
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"conversation": "conv_1"}, "conversation"),
-        ({"prompt": {"id": "p"}}, "prompt"),
-        ({"background": True}, "background"),
-        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text"),
-        ({"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "nonsense"}}}}, "text"),
-        ({"tools": [{"type": "web_search"}]}, "tools"),
-        ({"tool_choice": {"type": "file_search"}}, "tool_choice"),
-        ({"metadata": {"a": 5}}, "metadata"),
-    ],
-)
-async def test_what_is_wrong_is_a_400_that_names_the_field(fields: dict[str, Any], param: str) -> None:
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"input": None}, "input"),
+    ({"input": []}, "input"),
+    ({"input": 5}, "input"),
+    ({"input": [{"role": "robot", "content": "a"}]}, "input"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
+    ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
+    ({"input": [{"type": "function_call", "call_id": "c", "name": 5}]}, "input"),
+    ({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"}]}, "input"),
+    ({"input": [{"type": "reasoning", "content": [5]}]}, "input"),
+    ({"max_output_tokens": 0}, "max_output_tokens"),
+    ({"top_logprobs": 21}, "top_logprobs"),
+    ({"temperature": 3}, "temperature"),
+    ({"previous_response_id": "resp_1"}, "previous_response_id"),
+    ({"conversation": "conv_1"}, "conversation"),
+    ({"prompt": {"id": "p"}}, "prompt"),
+    ({"background": True}, "background"),
+    ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text"),
+    ({"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "nonsense"}}}}, "text"),
+    ({"tools": [{"type": "web_search"}]}, "tools"),
+    ({"tool_choice": {"type": "file_search"}}, "tool_choice"),
+    ({"metadata": {"a": 5}}, "metadata"),
+]
+
+
+async def test_what_is_wrong_is_a_400_that_names_the_field() -> None:
     async with world(ScriptedScheduler(says("ok"))) as w:
-        response = await w.post("/v1/responses", **{**ASK, **fields})
-        assert response.status_code == 400, response.text
-        error = response.json()["error"]
-        assert error["param"] == param, error
-        assert param in error["message"]
+        for fields, param in WRONG:
+            response = await w.post("/v1/responses", **{**ASK, **fields})
+            assert response.status_code == 400, (fields, response.text)
+            error = response.json()["error"]
+            assert error["param"] == param, error
+            assert param in error["message"]
         assert not w.scheduler.submits
 
 

@@ -42,30 +42,28 @@ async def test_nothing_is_something() -> None:
         assert (await w.post("/detokenize", tokens=[])).json() == {"prompt": ""}
 
 
-@pytest.mark.parametrize(
-    ("path", "fields", "param"),
-    [
-        ("/tokenize", {}, "prompt"),
-        ("/tokenize", {"prompt": "a", "messages": MESSAGES}, "prompt"),
-        ("/tokenize", {"prompt": 5}, "prompt"),
-        ("/tokenize", {"prompt": "a" * 11}, "prompt"),
-        ("/tokenize", {"messages": []}, "messages"),
-        ("/tokenize", {"messages": [{"role": "user"}]}, "messages"),
-        ("/tokenize", {"messages": MESSAGES, "chat_template": "{{ 1 }}"}, "chat_template"),
-        ("/detokenize", {}, "tokens"),
-        ("/detokenize", {"tokens": [-1]}, "tokens"),
-        ("/detokenize", {"tokens": [fake_model.VOCAB_SIZE]}, "tokens"),
-        ("/detokenize", {"tokens": [1.5]}, "tokens"),
-        ("/detokenize", {"tokens": "abc"}, "tokens"),
-    ],
-)
-async def test_what_is_wrong_is_a_400(
-    path: str, fields: dict[str, Any], param: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("/tokenize", {}, "prompt"),
+    ("/tokenize", {"prompt": "a", "messages": MESSAGES}, "prompt"),
+    ("/tokenize", {"prompt": 5}, "prompt"),
+    ("/tokenize", {"prompt": "a" * 11}, "prompt"),
+    ("/tokenize", {"messages": []}, "messages"),
+    ("/tokenize", {"messages": [{"role": "user"}]}, "messages"),
+    ("/tokenize", {"messages": MESSAGES, "chat_template": "{{ 1 }}"}, "chat_template"),
+    ("/detokenize", {}, "tokens"),
+    ("/detokenize", {"tokens": [-1]}, "tokens"),
+    ("/detokenize", {"tokens": [fake_model.VOCAB_SIZE]}, "tokens"),
+    ("/detokenize", {"tokens": [1.5]}, "tokens"),
+    ("/detokenize", {"tokens": "abc"}, "tokens"),
+]
+
+
+async def test_what_is_wrong_is_a_400(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenize, "MAX_TOKENS", 10)
     async with world(ScriptedScheduler()) as w:
-        response = await w.post(path, **fields)
-        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+        for path, fields, param in WRONG:
+            response = await w.post(path, **fields)
+            assert (response.status_code, response.json()["error"]["param"]) == (400, param), fields
 
 
 async def test_it_asks_for_a_key() -> None:

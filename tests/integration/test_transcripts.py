@@ -1,13 +1,12 @@
 """Every shape of stream, byte for byte as it was when somebody last looked at it."""
 
-import pytest
-
-from tests.transcripts import CASES, FOLDER, transcript_of
+from tests.transcripts import CASES, FOLDER, speaking_world, transcript_of
 
 
-@pytest.mark.parametrize("name", CASES)
-async def test_a_stream_is_what_it_was(name: str) -> None:
-    assert await transcript_of(CASES[name]) == (FOLDER / f"{name}.txt").read_text()
+async def test_every_stream_is_what_it_was() -> None:
+    async with speaking_world() as w:
+        for name, case in CASES.items():
+            assert await transcript_of(w, case) == (FOLDER / f"{name}.txt").read_text(), name
 
 
 def test_every_transcript_has_its_case() -> None:
