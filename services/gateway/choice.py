@@ -89,7 +89,7 @@ class Choice:
         self,
         index: int,
         detokenizer: Detokenizer,
-        stops: tuple[str, ...],
+        stops: StopFinder,
         submit: Submit,
         echo: Echo | None = None,
         *,
@@ -104,7 +104,7 @@ class Choice:
         self.first_token_at = self.last_token_at = 0.0
         """perf_counter() of its first and its latest tokens; 0 before."""
         self._detokenizer = detokenizer
-        self._stops = StopFinder(stops)
+        self._stops = stops
         self._submit = submit
         self._stream: Stream | None = None
         self._num_logprobs = submit.sampling.num_logprobs

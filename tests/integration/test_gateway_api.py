@@ -336,6 +336,28 @@ async def test_fields_for_the_scheduler_are_passed_on() -> None:
         assert seeds[0] != seeds[1]
 
 
+async def test_the_text_may_end_with_the_stop_string() -> None:
+    async with world(ScriptedScheduler(lambda submit: Answer([*b"one two three"][: submit.max_tokens]))) as w:
+        for included, text in ((True, "one two"), (False, "one "), (None, "one ")):
+            fields = {"stop": ["two"], "max_tokens": 13, "include_stop_str_in_output": included}
+            choice = (await w.complete(**fields)).json()["choices"][0]
+            assert (choice["text"], choice["finish_reason"]) == (text, "stop")
+            assert text_of(events_of((await w.chat(**fields, stream=True)).text)) == text
+
+
+async def test_the_effort_of_reasoning_is_told_to_the_template() -> None:
+    template = "{{ reasoning_effort | default('none given') }}"
+    async with world(ScriptedScheduler(), trust_request_chat_template=True) as w:
+        for fields, told in (
+            ({}, "none given"),
+            ({"reasoning_effort": "low"}, "low"),
+            ({"chat_template_kwargs": {"reasoning_effort": "high"}}, "high"),
+        ):
+            assert (await w.chat(max_tokens=1, chat_template=template, **fields)).status_code == 200
+            prompt = tokens.unpack(w.scheduler.submits[-1].prompt)
+            assert b"".join(map(fake_model.token_bytes, prompt)).decode() == told
+
+
 async def test_seeds_of_requests_without_one_repeat_with_the_option() -> None:
     rows = []
     for _ in range(2):

@@ -10,6 +10,7 @@ from services.gateway.choice import Choice, Update, join, merged
 from services.gateway.streams import Streams
 from services.gateway.text.detokenizer import detokenizer
 from services.gateway.text.fake_tokenizer import fake_tokenizer
+from services.gateway.text.stops import StopFinder
 from shared.wire import tokens
 from shared.wire.gateway import Cancel, Delta, Submit, Tokens, Usage
 from shared.wire.sampling import Sampling
@@ -47,7 +48,7 @@ class Bench:
         self.streams.send = self._send
         self.sink = Sink()
         submit = Submit("r-0", tokens.pack([1]), Sampling(min_tokens=min_tokens), max_tokens=100)
-        self.choice = Choice(0, detokenizer(TOKENIZER, [1], skip_special_tokens=True), stops, submit)
+        self.choice = Choice(0, detokenizer(TOKENIZER, [1], skip_special_tokens=True), StopFinder(stops), submit)
         self.choice.open(self.streams, self.sink)
 
     def _send(self, message: Any) -> bool:

@@ -68,3 +68,14 @@ def test_no_stops_pass_everything_at_once() -> None:
     finder = StopFinder([])
     assert finder.push("abc") == "abc"
     assert finder.flush() == ""
+
+
+@given(pieces=st.lists(st.text("ab", max_size=3), max_size=8), stops=st.lists(st.text("ab", min_size=1, max_size=3)))
+def test_the_text_may_end_with_what_stopped_it(pieces: list[str], stops: list[str]) -> None:
+    without, included = StopFinder(stops), StopFinder(stops, included=True)
+    texts = ["", ""]
+    for piece in pieces:
+        if not without.stopped:
+            texts = [text + finder.push(piece) for text, finder in zip(texts, (without, included), strict=True)]
+    assert without.stopped_by == included.stopped_by
+    assert texts[1] == texts[0] + (without.stopped_by or "")

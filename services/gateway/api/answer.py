@@ -27,6 +27,7 @@ from services.gateway.shapes.shape import Outline, Shape
 from services.gateway.text.detokenizer import detokenizer
 from services.gateway.text.echo import Echo
 from services.gateway.text.message_parser import PLAIN, MessageFormat
+from services.gateway.text.stops import StopFinder
 from services.gateway.usage import Usage
 from shared.wire.facts import ModelFacts
 
@@ -92,7 +93,8 @@ class Answer:
         )
         echo = self._echoes[index // settings.n] if self._echoes is not None else None
         parser = self._format.parser()
-        return Choice(index, text, settings.stops, submit, echo, prompt_only=settings.prompt_only, parser=parser)
+        stops = StopFinder(settings.stops, included=settings.include_stop)
+        return Choice(index, text, stops, submit, echo, prompt_only=settings.prompt_only, parser=parser)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Generate and send. The requests of the choices are over when this returns, however it returns."""

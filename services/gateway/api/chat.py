@@ -73,13 +73,16 @@ def _conversation(fields: ChatRequest, tool_use: ToolUse | None) -> Conversation
         functions=tool_use.functions if tool_use is not None else [],
         add_generation_prompt=not continue_final and fields.add_generation_prompt is not False,
         continue_final=continue_final,
-        variables=_variables(fields.chat_template_kwargs or {}),
+        variables=_variables(fields),
     )
 
 
-def _variables(variables: dict[str, Any]) -> dict[str, Any]:
+def _variables(fields: ChatRequest) -> dict[str, Any]:
+    """What the template is to see besides: one that knows no efforts does not look at it. Raises ApiError (400)."""
+    variables = fields.chat_template_kwargs or {}
     check_depth(variables, "chat_template_kwargs")
     for name in variables:
         if name in RESERVED or not name.isidentifier():
             raise invalid(f"chat_template_kwargs must not set {name[:64]!r}", "chat_template_kwargs")
-    return variables
+    effort = {} if fields.reasoning_effort is None else {"reasoning_effort": fields.reasoning_effort}
+    return {**effort, **variables}

@@ -38,6 +38,7 @@ class OutputFormat(Struct):
 class OutputConfig(Struct):
     """``output_config``."""
 
+    effort: Annotated[str, Meta(max_length=64)] | None = None
     format: OutputFormat | None = None
 
 
@@ -86,8 +87,10 @@ def chat_fields(request: CountTokensRequest) -> dict[str, Any]:
         fields["tool_choice"] = _tool_choice(request.tool_choice)
         if request.tool_choice.disable_parallel_tool_use is not None:
             fields["parallel_tool_calls"] = not request.tool_choice.disable_parallel_tool_use
-    if request.output_config is not None and request.output_config.format is not None:
-        schema = {"name": "output", "schema": request.output_config.format.schema, "strict": True}
+    output = request.output_config or OutputConfig()
+    fields["reasoning_effort"] = output.effort
+    if output.format is not None:
+        schema = {"name": "output", "schema": output.format.schema, "strict": True}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     if isinstance(request, MessagesRequest):
         fields["stop"] = request.stop_sequences or None

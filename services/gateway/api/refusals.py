@@ -29,11 +29,15 @@ NEUTRAL: Neutral = {
     "echo": _is(False),
     "function_call": _is("none", "auto"),
     "functions": _nothing,
-    "include_stop_str_in_output": _is(False),
     "length_penalty": _is(1, 1.0),
+    "logits_processors": _nothing,
+    "mm_processor_kwargs": _nothing,
     "modalities": _is(["text"]),
+    "moderation": _nothing,
     "prompt_logprobs": _is(False),
+    "return_tokens_as_token_ids": _is(False),
     "suffix": _nothing,
+    "thinking_token_budget": _nothing,
     "top_logprobs": _zero,
     "truncate_prompt_tokens": _nothing,
     "use_beam_search": _is(False),
@@ -45,8 +49,8 @@ IGNORED = frozenset(NEUTRAL) | {
     "metadata",
     "prediction",
     "prompt_cache_key",
+    "prompt_cache_options",
     "prompt_cache_retention",
-    "reasoning_effort",
     "request_id",
     "safety_identifier",
     "service_tier",
@@ -76,7 +80,10 @@ RESPONSES = Others(
     },
     ignored=frozenset(
         {
+            "access_programs",
+            "background_options",
             "context_management",
+            "image",
             "max_tool_calls",
             "prompt_cache_key",
             "prompt_cache_options",
@@ -94,7 +101,18 @@ RESPONSES = Others(
 
 MESSAGES = Others(
     refused={"container": _nothing, "mcp_servers": _nothing},
-    ignored=frozenset({"cache_control", "diagnostics", "inference_geo", "metadata", "service_tier", "speed"}),
+    ignored=frozenset(
+        {
+            "cache_control",
+            "diagnostics",
+            "inference_geo",
+            "metadata",
+            "service_tier",
+            "speed",
+            "user_profile_id",
+            "workspace_id",
+        }
+    ),
 )
 """Of ``/v1/messages`` and its ``count_tokens``."""
 

@@ -33,7 +33,7 @@ class TextConfig(Struct):
 class Reasoning(Struct):
     """``reasoning``."""
 
-    effort: str | None = None
+    effort: Annotated[str, Meta(max_length=64)] | None = None
     summary: str | None = None
 
 

@@ -54,6 +54,7 @@ class GenerationRequest(ConstrainedRequest, kw_only=True):
     max_tokens: Count | None = None
     min_tokens: Count | None = None
     stop: Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)] | None = None
+    include_stop_str_in_output: bool | None = None
     stop_token_ids: Annotated[list[int], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -90,6 +91,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     """With ``tool_choice`` see ``services.gateway.api.tools``."""
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: Annotated[str, Meta(max_length=64)] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 

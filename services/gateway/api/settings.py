@@ -40,6 +40,7 @@ class Settings:
     """As asked for; None is up to the context."""
     min_tokens: int
     stops: tuple[str, ...]
+    include_stop: bool
     stop_token_ids: tuple[int, ...]
     masked_ids: bytes
     """Column: ids that may not be sampled before ``min_tokens``."""
@@ -151,6 +152,7 @@ def settings_of(request: GenerationRequest, facts: ModelFacts, fallback_seed: in
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         stops=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
+        include_stop=bool(request.include_stop_str_in_output),
         stop_token_ids=stop_token_ids,
         masked_ids=tokens.pack(sorted({*facts.eos_token_ids, *stop_token_ids})),
         ignore_eos=bool(request.ignore_eos),

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 class StopFinder:
     """The state of one text."""
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        """``stops``: none of them empty; may itself be empty."""
+    def __init__(self, stops: Sequence[str], *, included: bool = False) -> None:
+        """``stops``: none of them empty; may itself be empty. ``included``: the text ends with what stopped it."""
         assert all(stops), "an empty stop string would stop everything"
         self._stops = tuple(stops)
+        self._included = included
         self._held = ""
         self.stopped_by: str | None = None
         """The stop string that ended the text."""
@@ -25,7 +26,7 @@ class StopFinder:
         return self.stopped_by is not None
 
     def push(self, piece: str, *, armed: bool = True) -> str:
-        """Return the text that may leave now. Sets ``stopped_by``: then it ends right before that string.
+        """Return the text that may leave now. Sets ``stopped_by``: then it ends right before that string, or with it.
 
         A stop string that is completed by an unarmed piece does not count; one that begins in it does.
         """
@@ -36,7 +37,7 @@ class StopFinder:
         if armed and (match := self._first_match(text)) is not None:
             self._held = ""
             start, self.stopped_by = match
-            return text[:start]
+            return text[: start + len(self.stopped_by)] if self._included else text[:start]
         held_from = self._held_from(text)
         self._held = text[held_from:]
         return text[:held_from]
