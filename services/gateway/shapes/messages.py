@@ -55,8 +55,12 @@ class Messages(ContentBlocks):
         return self._message(content, self._stop_reason(), self._stop, self._usage())
 
     def _stop_reason(self) -> str:
+        """Whoever called a tool waits for its result, also where the request forced the call."""
         assert self._finish is not None
-        return "stop_sequence" if self._stop is not None else STOP_REASONS[self._finish]
+        if self._stop is not None:
+            return "stop_sequence"
+        has_calls = any(block.kind == "call" for block in self._blocks)
+        return "tool_use" if self._finish == "stop" and has_calls else STOP_REASONS[self._finish]
 
     def _message(
         self, content: list[Any], stop_reason: str | None, stop_sequence: str | None, usage: dict[str, int]
