@@ -1,4 +1,4 @@
-"""One conversation through all three APIs, with the clients of their makers: the same words, in one piece and streamed."""
+"""One conversation through all three APIs, with their makers' clients: the same words, in one piece and streamed."""
 
 from typing import Any
 
@@ -21,13 +21,14 @@ class Colour(BaseModel):
     name: str = Field(max_length=12)
 
 
-def check_all_say_the_same(system: System) -> None:
-    with openai.OpenAI(base_url=f"{system.base_url}/v1", api_key="none", max_retries=0, timeout=100) as client:
+@pytest.mark.model
+def test_the_default_model_says_the_same_through_all_apis(real_system: System) -> None:
+    with openai.OpenAI(base_url=f"{real_system.base_url}/v1", api_key="none", max_retries=0, timeout=100) as client:
         said = _of_chat(client)
         assert _of_responses(client) == said
         told = client.responses.parse(model="default", input="A colour?", temperature=0, text_format=Colour)
         assert told.output_parsed is not None
-    with anthropic.Anthropic(base_url=system.base_url, api_key="none", max_retries=0, timeout=100) as client:
+    with anthropic.Anthropic(base_url=real_system.base_url, api_key="none", max_retries=0, timeout=100) as client:
         assert _of_messages(client) == said
 
 
@@ -62,12 +63,3 @@ def _of_messages(client: anthropic.Anthropic) -> tuple[str, int]:
     counted = client.messages.count_tokens(**fields).input_tokens
     assert counted == whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0)
     return streamed, counted
-
-
-def test_the_fake_model_says_the_same_through_all_apis(fake_system: System) -> None:
-    check_all_say_the_same(fake_system)
-
-
-@pytest.mark.model
-def test_the_default_model_says_the_same_through_all_apis(real_system: System) -> None:
-    check_all_say_the_same(real_system)
