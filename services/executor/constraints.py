@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from services.executor.batch import SampleRow
 from shared.constraints import ConstraintError, compile_constraint
+from shared.wire.facts import ModelFacts
 from shared.wire.sampling import Constraint
 
 Result = TypeVar("Result")
@@ -67,9 +68,10 @@ class _Lane:
 class Constraints:
     """Of one executor. Called from the compute thread only."""
 
-    def __init__(self, vocab_size: int, read_vocabulary: Callable[[], LLTokenizer]) -> None:
+    def __init__(self, facts: ModelFacts, read_vocabulary: Callable[[], LLTokenizer]) -> None:
         """The vocabulary is read, in a thread, when the first constraint comes."""
-        self._vocab_size = vocab_size
+        self._vocab_size = facts.vocab_size
+        self._ends = np.array(facts.eos_token_ids, np.int64)
         self._read_vocabulary = read_vocabulary
         self._vocabulary: Future[LLTokenizer] | None = None
         self._compiled: OrderedDict[Constraint, _Compiled] = OrderedDict()
@@ -91,9 +93,9 @@ class Constraints:
             if row.plain or row.sampling.constraint is None:
                 continue
             try:
-                matcher = self._follow(row, until)
-                masks.allowed[index] = _allowed(matcher, self._vocab_size)
-                if matcher.is_stopped():
+                allowed = _allowed(self._follow(row, until), self._vocab_size)
+                masks.allowed[index] = allowed
+                if np.count_nonzero(allowed) == np.count_nonzero(allowed[self._ends]):
                     masks.ended.add(index)
             except TimeoutError:
                 masks.late.add(index)

@@ -27,6 +27,8 @@ class FaultyBackend(FakeBackend):
         super().__init__(facts, limits)
         self.fault: Callable[[StepBatch], StepError | None] | None = None
         self.spoil: Callable[[StepBatch], dict[int, str]] | None = None
+        self.delay: int | None = None
+        """Row whose sample comes later: its constraint is not ready."""
         self.poison: dict[int, bool] = {}
         """Seeds of requests that make every step fail that samples for them, and whether the executor dies of it."""
 
@@ -44,8 +46,11 @@ class FaultyBackend(FakeBackend):
         if self.spoil is not None:
             spoil, self.spoil = self.spoil, None
             output.failures = spoil(batch)
-            for index in output.failures:
-                output.logprobs.pop(index, None)
+        if self.delay is not None and batch.samples:
+            row, self.delay = self.delay, None
+            output.late = {row % len(batch.samples)} - output.failures.keys()
+        for index in [*output.failures, *output.late]:
+            output.logprobs.pop(index, None)
         return output
 
 

@@ -146,6 +146,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     def spoil_next_sample(self, which, row):
         self.world.spoil_next_sample(self._executor(which), row)
 
+    @precondition(has_executor)
+    @rule(which=index, row=st.integers(0, 3))
+    def delay_next_sample(self, which, row):
+        self.world.executors[self._executor(which)].backend.delay = row
+
     @precondition(lambda self: self.world is not None and len(self.world.executors) < MOST_EXECUTORS)
     @rule(pool=pools, lanes=tight)
     def join_executor(self, pool, lanes):

@@ -42,7 +42,7 @@ def a_row(output: str, constraint: Constraint = AB, lane: int = 0, seq: int = 0)
 
 
 def a_set() -> Constraints:
-    return Constraints(WORDS.vocab_size, lambda: read_vocabulary(WORDS, None))
+    return Constraints(WORDS, lambda: read_vocabulary(WORDS, None))
 
 
 def allowed(told: constraints.Masks, index: int = 0) -> set[int]:
@@ -63,6 +63,7 @@ def test_where_nothing_may_follow_only_an_end_does() -> None:
     told = a_set().masks([a_row("ab", Constraint("regex", "ab")), a_row("ab", lane=1)])
     assert told.ended == {0}
     assert allowed(told, 0) == ENDS
+    assert a_set().masks([a_row("", Constraint("lark", 'start: ""'))]).ended == {0}, "an empty text has ended at once"
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_a_step_does_not_wait_for_what_takes_long(monkeypatch: pytest.MonkeyPatc
         may_read.wait(60)
         return read_vocabulary(WORDS, None)
 
-    held = Constraints(WORDS.vocab_size, read)
+    held = Constraints(WORDS, read)
     held.prepare(AB)
     monkeypatch.setattr(constraints, "PATIENCE_S", 0.0)
     assert held.masks([a_row("")]).late == {0}
@@ -101,7 +102,7 @@ def test_a_step_does_not_wait_for_what_takes_long(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_is_never_compiled_fails_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    held = Constraints(WORDS.vocab_size, lambda: Event().wait())  # type: ignore[arg-type, return-value]
+    held = Constraints(WORDS, lambda: Event().wait())  # type: ignore[arg-type, return-value]
     monkeypatch.setattr(constraints, "PATIENCE_S", 0.0)
     monkeypatch.setattr(constraints, "OVERDUE_S", 0.0)
     assert held.masks([a_row("")]).failures == {0: "the constraint takes too long to compile"}

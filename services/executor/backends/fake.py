@@ -54,7 +54,7 @@ class FakeBackend:
         self.batch_dependent: list[str] = []
         self._faults = faults or Faults()
         self._striker = Striker(self._faults.rules)
-        self._constraints = Constraints(facts.vocab_size, partial(read_vocabulary, facts, None))
+        self._constraints = Constraints(facts, partial(read_vocabulary, facts, None))
         self._speaks = facts.vocab_size == fake_model.VOCAB_SIZE
         self._choices = _made_up_choices() if self._speaks else np.arange(facts.vocab_size)
         self._kv = np.full((limits.num_blocks, limits.block_size), POISON, np.int32)

@@ -84,7 +84,7 @@ class TorchBackend:
         ]
         self.batch_dependent = self._model.batch_dependent + _plain(kernels)
         self._choose = _choose_with(kernels)
-        self._constraints = Constraints(config.vocab_size, partial(read_vocabulary, self.facts, folder))
+        self._constraints = Constraints(self.facts, partial(read_vocabulary, self.facts, folder))
         self._graphs = _decode_graphs(self._model, kernels, self._caches, options, context_len)
         self.limits = ExecutorLimits(num_blocks, options.block_size, options.max_lanes, options.max_step_tokens)
         parts = (
