@@ -54,13 +54,25 @@ CONFIGS: dict[str, Any] = {
         **_BASE
         | _rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)
     ),
+    "llama, longrope": LlamaConfig(
+        **_BASE | _rope("longrope", short_factor=[1.5] * 4, long_factor=[3.0] * 4, original_max_position_embeddings=96)
+    ),
     "mistral, sliding window": MistralConfig(**_BASE | {"sliding_window": 7}),
     "mistral, whole context": MistralConfig(**_BASE | {"sliding_window": None}),
+    "mistral, wide heads, tied, one KV head": MistralConfig(
+        **_BASE | {"head_dim": 20, "tie_word_embeddings": True, "num_key_value_heads": 1}
+    ),
     "qwen2": Qwen2Config(**_BASE),
+    "qwen2, tied, all KV heads": Qwen2Config(**_BASE | {"tie_word_embeddings": True, "num_key_value_heads": 6}),
     "qwen2, window in some layers": Qwen2Config(
         **_BASE | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
     ),
     "qwen3": Qwen3Config(**_BASE | {"head_dim": 16}),
+    "qwen3, tied, biases, window in some layers": Qwen3Config(
+        **_BASE
+        | {"head_dim": 16, "tie_word_embeddings": True, "attention_bias": True}
+        | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
+    ),
 }
 
 

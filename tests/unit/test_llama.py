@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from services.executor.model import config as model_config
+from services.executor.model import rope
 from services.executor.model.weights import Weights, digest, weight_files
 from tests.fakes import tiny_models
 from tests.fakes.paged import Paged, assert_close, reference_logits
@@ -49,16 +50,41 @@ def test_sliding_windows_are_read_per_layer(tmp_path: Path) -> None:
     assert model_config.read(tmp_path).windows == (0, 5)
 
 
-@pytest.mark.parametrize("key", ["rope_type", "type"])
-def test_both_spellings_of_rope_scaling(key: str, tmp_path: Path) -> None:
-    tiny_models.save(tiny_models.reference("llama, linear rope"), tmp_path)
-    frequencies = model_config.read(tmp_path).rope_frequencies
-    old_style = {"rope_parameters": None, "rope_theta": 10000.0, "rope_scaling": {key: "linear", "factor": 4.0}}
-    tiny_models.edit_config(tmp_path, **old_style)
-    assert model_config.read(tmp_path).rope_frequencies == frequencies
-    tiny_models.edit_config(tmp_path, rope_scaling={key: "helical", "factor": 4.0})
-    with pytest.raises(ValueError, match="helical"):
+ROPES = {
+    "default": "llama, grouped heads",
+    "linear": "llama, linear rope",
+    "dynamic": "llama, dynamic rope",
+    "yarn": "llama, yarn rope",
+    "llama3": "llama, llama3 rope",
+    "longrope": "llama, longrope",
+}
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("spelling", ["rope_type", "type"])
+@pytest.mark.parametrize("kind", ROPES)
+def test_every_rotary_scaling_under_both_keys_in_both_spellings(
+    kind: str, spelling: str, key: str, tmp_path: Path
+) -> None:
+    name = ROPES[kind]
+    tiny_models.CONFIGS[name].save_pretrained(tmp_path)
+    settings = tiny_models.CONFIGS[name].rope_parameters
+    tiny_models.edit_config(tmp_path, architectures=["LlamaForCausalLM"])
+    expected = model_config.read(tmp_path)
+    settings = {name: value for name, value in settings.items() if name not in ("rope_type", "rope_theta")}
+    settings[spelling] = kind
+    tiny_models.edit_config(tmp_path, rope_parameters=None, rope_theta=10000.0)
+    tiny_models.edit_config(tmp_path, **{key: settings})
+    assert model_config.read(tmp_path) == expected
+    tiny_models.edit_config(tmp_path, **{key: settings | {spelling: "helical"}})
+    with pytest.raises(ValueError, match="unsupported rotary scaling 'helical'"):
         model_config.read(tmp_path)
+
+
+def test_every_rotary_scaling_is_another_one() -> None:
+    """Or the test of their spellings could not fail."""
+    turns = {rope.frequencies(tiny_models.CONFIGS[name], 8) for kind, name in ROPES.items() if kind != "dynamic"}
+    assert len(turns) == len(ROPES) - 1, "dynamic is the default within the trained context"
 
 
 @pytest.mark.parametrize(

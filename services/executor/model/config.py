@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import AutoConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from services.executor.model import rope
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-_ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
-"""``dynamic`` changes frequencies only past the trained context, which is never served: within it, it is default."""
+_ROPE_TYPES = tuple(kind for kind in rope.TYPES if kind != "proportional")
+"""Proportional scaling turns a part of each head."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class ModelConfig:
     num_kv_heads: int
     head_dim: int
     context_len: int
-    """Positions the model was trained for."""
+    """Positions the model was trained for (see ``rope.context_len``)."""
     norm_eps: float
     tied_embeddings: bool
     qkv_bias: bool
@@ -53,7 +53,7 @@ def read(folder: Path) -> ModelConfig:
     architecture = (raw.get("architectures") or ["(none)"])[0]
     if architecture not in ARCHITECTURES:
         raise ValueError(f"unsupported architecture {architecture} (supported: {', '.join(ARCHITECTURES)})")
-    _check_rope(raw)
+    rope.check(raw, _ROPE_TYPES)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -63,7 +63,9 @@ def read(folder: Path) -> ModelConfig:
     if config.hidden_act != "silu":
         raise ValueError(f"unsupported activation {config.hidden_act!r} (supported: 'silu')")
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    frequencies, rope_scale = _rope(config, head_dim)
+    if (config.rope_parameters.get("partial_rotary_factor") or 1.0) != 1.0:
+        raise ValueError("unsupported partial_rotary_factor: only whole heads are rotated")
+    frequencies, rope_scale = rope.frequencies(config, head_dim)
     attention_bias = bool(getattr(config, "attention_bias", False))
     return ModelConfig(
         architecture=architecture,
@@ -74,7 +76,7 @@ def read(folder: Path) -> ModelConfig:
         num_heads=config.num_attention_heads,
         num_kv_heads=config.num_key_value_heads,
         head_dim=head_dim,
-        context_len=config.max_position_embeddings,
+        context_len=rope.context_len(config, config.max_position_embeddings),
         norm_eps=config.rms_norm_eps,
         tied_embeddings=bool(config.tie_word_embeddings),
         qkv_bias=attention_bias or architecture == "Qwen2ForCausalLM",
@@ -96,26 +98,6 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise ValueError(f"{file} is not a JSON object")
     return raw
-
-
-def _check_rope(raw: dict[str, Any]) -> None:
-    """Refuse a rotary scaling we do not know, before transformers falls back to something for it."""
-    settings = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    rope_type = settings.get("rope_type", settings.get("type", "default"))
-    if rope_type not in _ROPE_TYPES:
-        raise ValueError(f"unsupported rotary scaling {rope_type!r} (supported: {', '.join(_ROPE_TYPES)})")
-    if settings.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)) != 1.0:
-        raise ValueError("unsupported partial_rotary_factor: only whole heads are rotated")
-
-
-def _rope(config: Any, head_dim: int) -> tuple[tuple[float, ...], float]:
-    rope_type = config.rope_parameters["rope_type"]
-    if rope_type == "default":
-        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-        frequencies, scale = 1.0 / (config.rope_parameters["rope_theta"] ** exponents), 1.0
-    else:
-        frequencies, scale = ROPE_INIT_FUNCTIONS[rope_type](config)
-    return tuple(frequencies.tolist()), float(scale)
 
 
 def _windows(config: Any, architecture: str) -> tuple[int, ...]:

@@ -4,15 +4,14 @@ Called by ``choice`` for every architecture we have not written out ourselves. N
 """
 
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-_ROPE_TYPES = ("default", *ROPE_INIT_FUNCTIONS)
+from services.executor.model import rope
+
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 _CONTEXT_NAMES = ("max_position_embeddings", "max_seq_len", "seq_length")
 
@@ -24,7 +23,7 @@ class HostedConfig:
     architecture: str
     vocab_size: int
     context_len: int
-    """Positions the model was trained for; those before its frequencies change, where they do (longrope)."""
+    """Positions the model was trained for (see ``rope.context_len``)."""
     num_layers: int
     windows_expected: bool
     """Whether some layer must be seen to attend within a window."""
@@ -33,9 +32,7 @@ class HostedConfig:
 def read(folder: Path, raw: dict[str, Any]) -> HostedConfig:
     """Read ``folder``, whose config.json is ``raw``. Raises ValueError, naming what it is, for what cannot be."""
     architecture = (raw.get("architectures") or ["(none)"])[0]
-    for rope_type in _rope_types(raw):
-        if rope_type not in _ROPE_TYPES:
-            raise ValueError(f"unsupported rotary scaling {rope_type!r} (supported: {', '.join(_ROPE_TYPES)})")
+    rope.check(raw, rope.TYPES)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -72,25 +69,11 @@ def _check_class(architecture: str, config: Any) -> None:
         raise ValueError(f"unsupported architecture {architecture}: {why}")
 
 
-def _rope_types(settings: Any) -> Iterator[str]:
-    """Every kind of rotary scaling that a config names, one for all layers or one for each kind of layer."""
-    for key in ("rope_parameters", "rope_scaling"):
-        named: dict[str, Any] = settings.get(key) or {}
-        groups = [group for group in named.values() if isinstance(group, dict)] or [named]
-        for group in groups:
-            yield str(group.get("rope_type", group.get("type", "default")))
-    if isinstance(settings.get("text_config"), dict):
-        yield from _rope_types(settings["text_config"])
-
-
 def _context_len(architecture: str, text: Any) -> int:
     trained = next((getattr(text, name) for name in _CONTEXT_NAMES if isinstance(getattr(text, name, None), int)), 0)
     if trained < 1:
         raise ValueError(f"unsupported architecture {architecture}: its config names no {_CONTEXT_NAMES[0]}")
-    rope = getattr(text, "rope_parameters", None) or {}
-    if rope.get("rope_type") == "longrope":  # past it all frequencies are others, of what is in the cache too
-        return min(trained, int(rope["original_max_position_embeddings"]))
-    return trained
+    return rope.context_len(text, trained)
 
 
 def _expects_windows(text: Any) -> bool:
