@@ -13,15 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gguf import GGUFReader
+from gguf import MODEL_ARCH_NAMES, GGUFReader, get_tensor_name_map
 from safetensors.torch import save_file
-from tokenizers import pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from tokenizers import normalizers, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
+
+from tools import gguf_config
 
 _PRE_KEY = "tokenizer.ggml.pre"
 _GPT2_SPLITS = {"gpt-2", "phi-2", "mpt", "olmo", "jais"}
 """Names in ``tokenizer.ggml.pre`` that mean GPT-2's own split, which transformers falls back to for any name."""
+_NFC = {"qwen2"}
+"""Names whose original tokenizers compose characters first, of which a file says nothing."""
 _DIGIT_SPLITS = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
 """Names that mean: every digit alone, then GPT-2's split (llama.cpp, src/llama-vocab.cpp)."""
 
@@ -36,19 +40,26 @@ def convert(gguf_file: Path, directory: Path, on_progress: Callable[[str], None]
         with warnings.catch_warnings(), redirect_stderr(io.StringIO()):  # transformers' bars go to stderr, always
             warnings.simplefilter("ignore")
             on_progress(f"reading the tokenizer of {gguf_file.name}")
-            tokenizer = _tokenizer(gguf_file)
+            reader = GGUFReader(gguf_file)
+            tokenizer = _tokenizer(gguf_file, reader)
+            config = AutoConfig.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name, local_files_only=True)
+            gguf_config.complete(config, reader)
             on_progress(f"converting {gguf_file.name} to bfloat16 safetensors")
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 gguf_file.parent,
                 gguf_file=gguf_file.name,
+                config=config,
                 dtype=torch.float32,
                 local_files_only=True,
                 output_loading_info=True,
             )
             model, report = loaded
             _check_complete(report)
+            unused = _unused(model, reader)
     except (OSError, KeyError, IndexError, NotImplementedError, RuntimeError, ValueError) as error:
         raise ValueError(f"cannot convert {gguf_file}: {error}") from error
+    if unused:
+        on_progress(f"{gguf_file.name} holds tensors that this model does not use: {', '.join(unused[:8])}")
     _save_tokenizer(tokenizer, int(model.config.max_position_embeddings), directory)
     _save_model(model, directory)
 
@@ -60,18 +71,28 @@ def _check_complete(report: dict[str, Any]) -> None:
         raise ValueError(f"the file lacks or misshapes {', '.join(lacking[:8])}")
 
 
-def _tokenizer(gguf_file: Path) -> Any:
+def _unused(model: Any, reader: GGUFReader) -> list[str]:
+    """Tensors of the file that no part of the model came from."""
+    arch = next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == gguf_config.architecture(reader))
+    names = get_tensor_name_map(arch, model.config.num_hidden_layers)
+    used = {names.get_name(name, (".weight", ".bias")) for name in model.state_dict()}
+    return sorted({tensor.name for tensor in reader.tensors} - used - {gguf_config.ROPE_FACTORS})
+
+
+def _tokenizer(gguf_file: Path, reader: GGUFReader) -> Any:
     """The file's tokenizer, with the split of text that its merges were learned on.
 
     transformers ignores a ``tokenizer.ggml.pre`` it does not know, which silently changes token ids (runs of spaces
     before digits, for SmolLM); an unknown name therefore stops the conversion.
     """
-    fields = GGUFReader(gguf_file).fields
+    fields = reader.fields
     kind, name = (fields[key].contents() if key in fields else "" for key in ("tokenizer.ggml.model", _PRE_KEY))
     tokenizer = AutoTokenizer.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name, local_files_only=True)
     if kind != "gpt2":
         return tokenizer
     backend = tokenizer.backend_tokenizer
+    if name in _NFC:
+        backend.normalizer = normalizers.NFC()
     if name in _DIGIT_SPLITS:
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
         digits = pre_tokenizers.Digits(individual_digits=True)
