@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from tests.e2e.conftest import StartSystem
@@ -67,6 +68,9 @@ async def test_a_keys_rates_hold_over_all_gateways(start_system: StartSystem, tm
             assert 1 <= int(refused.headers["retry-after"]) <= 10, "a sixth of a minute, less what has passed"
             assert (await ask(client, "sk-staff")).status_code == 200, "another key is not concerned"
         assert (await ask(one, n=7)).status_code == 400, "more than may ever be"
+        assert (await ask(one, "sk-nobody")).status_code == 401
+    assert "sk-" not in system.log
+    assert not any("sk-" in each for pid in system.pids("gateway") for each in psutil.Process(pid).cmdline())
 
 
 async def test_requests_at_once_and_debug_state_are_those_of_all_gateways(

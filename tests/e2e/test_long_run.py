@@ -21,7 +21,7 @@ async def _one(client: httpx.AsyncClient, rng: random.Random, number: int) -> No
     headers = {"X-Request-Id": f"id-{number}"}
     match rng.choice(["ok", "ok", "bad", "leave", "three", "prompts", "unknown", "nowhere", "chat"]):
         case "bad":
-            body["temperature"] = -number
+            body["temperature"] = -1 - number
         case "three":
             body["n"] = 3
         case "prompts":
