@@ -17,10 +17,9 @@ from services.gateway.metrics import Metrics
 from services.gateway.options import GatewayOptions
 from services.gateway.request_templates import RequestTemplates
 from services.gateway.streams import Streams
+from services.gateway.text.dialect import dialect_of
 from services.gateway.text.fake_tokenizer import fake_tokenizer
-from services.gateway.text.reasoning import marks_reasoning
 from services.gateway.text.tokenizer import Tokenizer
-from services.gateway.text.tool_calls.formats import format_of
 from shared.net.loop import OnCrash
 from shared.tracing import tracing
 from shared.wire.facts import ModelFacts
@@ -48,12 +47,8 @@ class Gateway:
         self.options = options
         self.tokenizer = tokenizer
         template = tokenizer.chat_template(with_tools=True)
-        source = template.source if template is not None else ""
-        self.tool_format = format_of(options.tool_call_parser, source)
-        """How the model writes tool calls; None if none can be taken from it."""
-        parser = options.reasoning_parser
-        self.splits_reasoning = parser == "think" or (parser == "auto" and marks_reasoning(source))
-        """Whether thoughts are split off the model's text."""
+        self.dialect = dialect_of(options, template.source if template is not None else "")
+        """Of the model's own template."""
         self.metrics = Metrics(options.served_model_name)
         self.tracing = tracing(options.otlp_endpoint, "gateway", options.name, self.metrics.registry)
         self.streams = Streams()

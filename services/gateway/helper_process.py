@@ -3,12 +3,20 @@ at a time, started again after it was lost. What it does is its module's affair 
 """
 
 import asyncio
+import os
 import sys
+
+from shared.config import ENV_PREFIX
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
 """Of an answer."""
 OVERDUE_S = 30.0
 """After so long the process is given up; its own limits are far below."""
+
+
+def _environment() -> dict[str, str]:
+    """Ours without our options: there may be keys among them, and no helper needs any."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
 
 
 class HelperLost(Exception):
@@ -50,7 +58,7 @@ class HelperProcess:
             await self._stop()
             pipe = asyncio.subprocess.PIPE
             self._process = await asyncio.create_subprocess_exec(
-                *self._command, stdin=pipe, stdout=pipe, limit=MAX_LINE_BYTES
+                *self._command, stdin=pipe, stdout=pipe, limit=MAX_LINE_BYTES, env=_environment()
             )
         assert self._process.stdin is not None
         assert self._process.stdout is not None

@@ -2,13 +2,15 @@
 
 import asyncio
 import time
+from pathlib import Path
 
 import pytest
 
 from services.gateway import gateway as gateway_module
+from shared import fake_model
 from shared.wire import tokens
 from tests.fakes.gateway_world import World, world
-from tests.fakes.scripted_scheduler import ScriptedScheduler
+from tests.fakes.scripted_scheduler import Answer, ScriptedScheduler
 
 ENDLESS = "{% for a in range(100000) %}" * 3 + "{% endfor %}" * 3
 
@@ -30,7 +32,12 @@ async def test_a_template_of_a_request_is_refused_unless_trusted() -> None:
         assert not w.scheduler.submits
 
 
-async def test_a_trusted_template_is_honoured_and_bounded() -> None:
+def environment_of(process: asyncio.subprocess.Process) -> bytes:
+    return Path(f"/proc/{process.pid}/environ").read_bytes()
+
+
+async def test_a_trusted_template_is_honoured_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATERNOSTER_API_KEY", "sk-secret")
     async with world(ScriptedScheduler(), trust_request_chat_template=True) as w:
         template = "{{ eos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ mark }}{% endfor %}"
         response = await w.chat(chat_template=template, chat_template_kwargs={"mark": "!"}, max_tokens=1)
@@ -56,9 +63,22 @@ async def test_a_trusted_template_is_honoured_and_bounded() -> None:
         assert (await w.chat(chat_template=template, max_tokens=1)).status_code == 200
         process = w.gateway.request_templates._process._process
         assert process is not None
+        assert b"sk-secret" not in environment_of(process), "it might tell a template that breaks out"
         process.kill()
         await process.wait()
         assert (await w.chat(chat_template=template, max_tokens=1)).status_code == 200, "it is started again"
+
+
+async def test_an_answer_is_read_as_the_template_of_its_request_has_it() -> None:
+    call = '[TOOL_CALLS] [{"name": "f", "arguments": {}}]'
+    answer = Answer([*f"hm</think>{call}".encode(), fake_model.IM_END], "stop")
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    async with world(ScriptedScheduler(lambda submit: answer), trust_request_chat_template=True) as w:
+        template = "{{ tools }}[TOOL_CALLS]<think>"
+        message = (await w.chat(tools=tools, chat_template=template)).json()["choices"][0]["message"]
+        assert message["reasoning_content"] == "hm"
+        assert message["tool_calls"][0]["function"]["name"] == "f"
+        assert (await w.chat(tools=tools)).json()["choices"][0]["message"]["content"] == f"hm</think>{call}"
 
 
 async def test_what_waits_too_long_for_a_thread_gets_503(monkeypatch: pytest.MonkeyPatch) -> None:

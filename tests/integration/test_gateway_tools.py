@@ -1,6 +1,7 @@
 """Tool calls and reasoning over HTTP: the exact bytes of their streams, and what of a request is refused."""
 
 import json
+import random
 import re
 from typing import Any
 
@@ -427,3 +428,49 @@ async def test_a_schema_that_cannot_be_kept_to_is_refused() -> None:
         assert "uniqueItems" in error_of(await w.chat(tools=[tool("f", strict=True, parameters=unique)]), "tools")
         wrong = [tool("f", parameters={"type": "object", "properties": 5})]
         error_of(await w.chat(tools=wrong, tool_choice="required"), "tools")
+
+
+async def test_markers_that_are_special_tokens_stay_in_the_text_of_calls_only() -> None:
+    fake = with_template("{{ tools | tojson if tools else '' }}{{ messages[0].content }}[TOOL_CALLS]f[ARGS]")
+    fake._backend.add_special_tokens(["[TOOL_CALLS]", "[ARGS]"])
+    begin, args = (fake._backend.token_to_id(marker) for marker in ("[TOOL_CALLS]", "[ARGS]"))
+    tokenizer_of_it = tokenizer.Tokenizer(fake._model, fake.digest)
+    answer = Answer([*b"Well.", begin, *b"time", args, *b"{}", fake_model.IM_END], "stop")
+    facts = fake_model.facts()
+    scheduler = ScriptedScheduler(lambda submit: answer, facts=facts)
+    async with world(scheduler, tokenizer=tokenizer_of_it) as w:
+        message = (await w.chat(tools=[TIME])).json()["choices"][0]["message"]
+        assert message["content"] == "Well."
+        assert message["tool_calls"][0]["function"] == {"name": "time", "arguments": "{}"}
+        assert len(message["tool_calls"][0]["id"]) == 9
+        assert (await w.chat()).json()["choices"][0]["message"]["content"] == "Well.time{}"
+        assert (await w.complete()).json()["choices"][0]["text"] == "Well.time{}"
+
+
+async def test_mutated_tools_and_histories_never_give_a_5xx() -> None:
+    source = random.Random(17)
+    good = {
+        "messages": [*HISTORY, {"role": "developer", "content": [{"type": "text", "text": "x"}]}],
+        "tools": [STRICT, TIME],
+        "tool_choice": named("weather"),
+        "chat_template_kwargs": {"a": [1]},
+        "max_tokens": 3,
+    }
+    strange = [None, -1, {}, [], "", True, 1.5, "f", "auto", "required", [[]], [{}], "\0", "a" * 70, {"type": "object"}]
+    async with world(ScriptedScheduler(says(CALL[:30]))) as w:
+        statuses = set()
+        for _ in range(150):
+            body = json.loads(json.dumps(good))
+            for _ in range(source.randrange(1, 3)):
+                place = body
+                while True:
+                    key = source.choice(list(place) if isinstance(place, dict) else range(len(place)))
+                    if not place[key] or not isinstance(place[key], dict | list) or source.random() < 0.2:
+                        break
+                    place = place[key]
+                place[key] = source.choice(strange)
+            response = await w.post("/v1/chat/completions", **body)
+            assert response.status_code < 500, body
+            statuses.add(response.status_code)
+        assert statuses >= {200, 400}
+        await w.until_idle()

@@ -124,3 +124,19 @@ def test_cost_per_token_does_not_grow() -> None:
     for _ in range(2000):
         state.decode(source.randrange(3, FALLBACK._backend.get_vocab_size()))
         assert len(state._window) <= 40
+
+
+@given(ids=st.lists(st.integers(0, 300), max_size=20), data=st.data())
+@pytest.mark.parametrize("tokenizer", [FALLBACK, BYTE_LEVEL["byte_level"]], ids=["fallback", "byte_level"])
+def test_special_tokens_that_are_kept_have_text_and_the_others_none(
+    tokenizer: Tokenizer, ids: list[int], data: st.DataObject
+) -> None:
+    ids = [token_id for token_id in ids if tokenizer.spelled(token_id)]
+    specials = sorted(tokenizer.special_ids)
+    kept = frozenset(data.draw(st.lists(st.sampled_from(specials))))
+    for special in specials:
+        ids.insert(data.draw(st.integers(0, len(ids))), special)
+    told = [token_id for token_id in ids if token_id not in tokenizer.special_ids - kept]
+    pieces = joined(detokenizer(tokenizer, [5], skip_special_tokens=True, kept_ids=kept), ids)
+    assert pieces == joined(detokenizer(tokenizer, [5], skip_special_tokens=False), told)
+    assert all(pieces.count(tokenizer.spelled(special).decode()) >= 1 for special in kept)

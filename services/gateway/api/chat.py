@@ -16,6 +16,7 @@ from services.gateway.gateway import Gateway
 from services.gateway.shapes.chunks import ChatChunks
 from services.gateway.text.chat_prompt import ChatPrompt, TemplateError, encoded, rendered
 from services.gateway.text.chat_template import RESERVED, Conversation
+from services.gateway.text.dialect import dialect_of
 from services.gateway.text.tokenizer import TooLong
 from shared.wire.facts import ModelFacts
 
@@ -33,8 +34,10 @@ async def answer_chat(request: Request, fields: ChatRequest, shape_of: ShapeOf, 
     settings = settings_of(fields, facts, gateway.new_seed(), tenant_of(request))
     tool_use = tool_use_of(fields)
     prompt = await encode_chat(gateway, fields, facts, tool_use)
-    message_format = message_format_of(gateway, tool_use, inside=prompt.inside)
-    constraint = constraint_of_chat(gateway, settings.constraint, tool_use, message_format)
+    own = fields.chat_template
+    dialect = gateway.dialect if own is None else dialect_of(gateway.options, own)
+    message_format = message_format_of(dialect, tool_use, inside=prompt.inside)
+    constraint = constraint_of_chat(gateway.tokenizer, settings.constraint, tool_use, message_format)
     if constraint is not None:
         await gateway.constraints.check(constraint, facts)
         settings = settings.constrained(constraint, facts)

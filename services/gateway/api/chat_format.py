@@ -9,36 +9,36 @@ from collections.abc import Mapping
 from services.gateway.api.constraints import Asked
 from services.gateway.api.errors import invalid
 from services.gateway.api.tools import ToolUse
-from services.gateway.gateway import Gateway
+from services.gateway.text.dialect import Dialect
 from services.gateway.text.lark import Rules, Thoughts, answer_of, behind_thoughts, either
 from services.gateway.text.message_parser import MessageFormat
+from services.gateway.text.tokenizer import Tokenizer
 from services.gateway.text.tool_calls.formats import ToolFormat
 from services.gateway.text.tool_calls.grammar import MAX_CALLS, Function, forced_calls, strict_calls
 from shared.wire.sampling import MAX_CONSTRAINT_CHARS
 
 
-def message_format_of(gateway: Gateway, tool_use: ToolUse | None, *, inside: bool) -> MessageFormat:
+def message_format_of(dialect: Dialect, tool_use: ToolUse | None, *, inside: bool) -> MessageFormat:
     """``inside``: the prompt ends inside the model's thoughts. Raises ApiError (400) where calls cannot be read."""
-    reasoning = gateway.splits_reasoning
     if tool_use is None:
-        return MessageFormat(reasoning=reasoning, inside=inside)
-    if gateway.tool_format is None:
+        return MessageFormat(reasoning=dialect.reasoning, inside=inside)
+    if dialect.tools is None:
         raise invalid("this server takes no tool calls from its model (see --tool-call-parser)", "tools")
     return MessageFormat(
-        tools=gateway.tool_format,
+        tools=dialect.tools,
         names=frozenset(tool_use.allowed),
         parallel=tool_use.parallel,
         is_named=tool_use.mode == "named",
-        reasoning=reasoning,
+        reasoning=dialect.reasoning,
         inside=inside,
     )
 
 
 def constraint_of_chat(
-    gateway: Gateway, asked: Asked | None, tool_use: ToolUse | None, message_format: MessageFormat
+    tokenizer: Tokenizer, asked: Asked | None, tool_use: ToolUse | None, message_format: MessageFormat
 ) -> Asked | None:
     """What the output must be; ``asked`` is what the request says of its text. Raises ApiError (400)."""
-    marker_ids = gateway.tokenizer.added_ids(message_format.markers)
+    marker_ids = tokenizer.added_ids(message_format.markers)
     thoughts: Thoughts = "none"
     if message_format.reasoning:
         thoughts = "open" if message_format.inside else "perhaps"
