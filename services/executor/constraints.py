@@ -33,7 +33,7 @@ MAX_COMPILED = 256
 """Compiled constraints that are kept, those in use longest ago first to go."""
 
 Allowed = NDArray[np.uint8]
-"""[V] 1 where a token may come next, else 0."""
+"""[ceil(V / 8)] the bit of a token, the lowest of a byte first, is 1 where it may come next."""
 
 
 @dataclass
@@ -95,7 +95,8 @@ class Constraints:
             try:
                 allowed = _allowed(self._follow(row, until), self._vocab_size)
                 masks.allowed[index] = allowed
-                if np.count_nonzero(allowed) == np.count_nonzero(allowed[self._ends]):
+                ends = (allowed[self._ends >> 3] >> (self._ends & 7)) & 1
+                if np.bitwise_count(allowed).sum() == ends.sum():
                     masks.ended.add(index)
             except TimeoutError:
                 masks.late.add(index)
@@ -144,13 +145,17 @@ class Constraints:
 
 def _allowed(matcher: LLMatcher, vocab_size: int) -> Allowed:
     """What may come next. Raises ConstraintError."""
-    packed = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+    allowed: Allowed = np.frombuffer(matcher.compute_bitmask(), np.uint8)[: -(-vocab_size // 8)]
     if matcher.is_error():
         raise ConstraintError(f"the constraint cannot be followed any further ({matcher.stop_reason()})")
-    allowed: Allowed = np.unpackbits(packed, count=vocab_size, bitorder="little")
     if not allowed.any():
         raise ConstraintError("the constraint allows no token")
     return allowed
+
+
+def unpacked(allowed: Allowed, vocab_size: int) -> NDArray[np.uint8]:
+    """[V] 1 where a token may come next, else 0."""
+    return np.unpackbits(allowed, count=vocab_size, bitorder="little")
 
 
 def _in_thread(work: Callable[[], Result]) -> Future[Result]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from services.executor import logprobs, penalties
 from services.executor.backend import StepOutput
 from services.executor.batch import SampleRow
-from services.executor.constraints import Masks
+from services.executor.constraints import Masks, unpacked
 from services.executor.largest import Row, largest
 from shared.wire.sampling import Sampling
 
@@ -78,15 +78,17 @@ def _forbid(logits: Tensor, masks: Masks) -> None:
     if logits.device.type == "cpu":
         rows = logits.numpy()
         for i, allowed in masks.allowed.items():
-            np.copyto(rows[i], -np.inf, where=allowed == 0)
+            np.copyto(rows[i], -np.inf, where=unpacked(allowed, rows.shape[1]) == 0)
     else:
         _forbid_on_device(logits, masks)
 
 
 def _forbid_on_device(logits: Tensor, masks: Masks) -> None:
     places = torch.tensor(list(masks.allowed), device=logits.device)
-    allowed_rows = torch.from_numpy(np.stack(list(masks.allowed.values()))).to(logits.device)
-    logits[places] = logits[places].masked_fill(allowed_rows == 0, float("-inf"))
+    packed = torch.from_numpy(np.stack(list(masks.allowed.values()))).to(logits.device)
+    bits = (packed[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=logits.device)) & 1
+    forbidden = bits.flatten(1)[:, : logits.shape[1]] == 0
+    logits[places] = logits[places].masked_fill(forbidden, float("-inf"))
 
 
 def _why_none(index: int, masks: Masks) -> str:

@@ -89,6 +89,15 @@ async def test_hostile_constraints_are_refused_in_bounded_time_and_nobody_waits_
         assert not children(w), "the verdicts are kept"
 
 
+async def test_a_long_constraint_for_very_many_choices_is_refused() -> None:
+    async with world(ScriptedScheduler()) as w:
+        long = {"enum": ["x" * 200_000]}
+        asked = {"guided_json": long, "max_tokens": 1}
+        assert (await w.complete(**asked, n=2)).status_code == 200
+        error_of(await w.complete(**asked, n=100), "guided_json")
+        assert len(w.scheduler.submits) == 2
+
+
 async def test_schemas_of_every_day_are_not_too_much() -> None:
     properties = {f"property_{i}": {"type": ["string", "null"], "maxLength": 40} for i in range(100)}
     kinds = [

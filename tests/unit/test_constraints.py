@@ -46,7 +46,7 @@ def a_set() -> Constraints:
 
 
 def allowed(told: constraints.Masks, index: int = 0) -> set[int]:
-    return set(told.allowed[index].nonzero()[0].tolist())
+    return set(constraints.unpacked(told.allowed[index], WORDS.vocab_size).nonzero()[0].tolist())
 
 
 def test_a_mask_is_what_the_output_so_far_allows() -> None:

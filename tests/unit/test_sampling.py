@@ -232,7 +232,7 @@ def test_a_failed_row_tells_nothing_and_its_neighbour_all() -> None:
 def a_mask(*allowed: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     mask = np.zeros(VOCAB_SIZE, np.uint8)
     mask[list(allowed)] = 1
-    return mask
+    return np.packbits(mask, bitorder="little")
 
 
 CONSTRAINED = Sampling(temperature=1.0, constraint=Constraint("regex", "a"), num_logprobs=2)

@@ -5,7 +5,7 @@ it, if one is allowed. Elsewhere the fake says what it would have said anyway, i
 """
 
 from services.executor.batch import SampleRow
-from services.executor.constraints import Allowed
+from services.executor.constraints import Allowed, unpacked
 from shared import fake_model
 from shared.wire import tokens
 
@@ -18,7 +18,7 @@ def constrained_choice(allowed: Allowed, ended: bool, said: int, hash_: int, sam
     ``ended``: nothing but an end token may follow.
     """
     sampling = sample.sampling
-    ids: list[int] = allowed.nonzero()[0].tolist()
+    ids: list[int] = unpacked(allowed, fake_model.VOCAB_SIZE).nonzero()[0].tolist()
     if not ended:
         shunned = {i for i, value in zip(*_bias(sample), strict=True) if value < 0}
         ids = [token for token in ids if token not in shunned] or ids

@@ -34,6 +34,8 @@ from shared.wire.facts import ModelFacts
 _log = logging.getLogger(__name__)
 
 MAX_CHOICES_IN_ALL = 2048
+MAX_CONSTRAINT_CHARS_IN_ALL = 2**24
+"""Each choice carries its own copy to the scheduler and to its executor."""
 MAX_PROMPT_LOGPROBS = 1_000_000
 """Numbers that one request may ask for of its prompts: they are all held until they are sent."""
 MAX_TOLD_ON_LOOP = 256
@@ -63,6 +65,11 @@ class Answer:
         most_choices = min(MAX_CHOICES_IN_ALL, settings.tenant.most_choices or MAX_CHOICES_IN_ALL)
         if len(prompts) * settings.n > most_choices:
             raise invalid(f"n times the number of prompts must not be above {most_choices}", "n")
+        constraint = settings.constraint
+        if constraint is not None:
+            num_chars = len(constraint.constraint.source) * len(prompts) * settings.n
+            if num_chars > MAX_CONSTRAINT_CHARS_IN_ALL:
+                raise invalid(f"{constraint.param} is too long for so many choices", constraint.param)
         if settings.prompt_logprobs:
             num_values = sum(map(len, prompts)) * settings.n * (1 + settings.num_logprobs)
             if num_values > MAX_PROMPT_LOGPROBS:
