@@ -9,7 +9,7 @@ use; a step never waits for it for long.
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -25,8 +25,10 @@ from shared.wire.sampling import Constraint
 
 Result = TypeVar("Result")
 
-PATIENCE_S = 0.02
+PATIENCE_S = 0.005
 """How long one step waits for constraints that are still being compiled; what takes longer comes in a later step."""
+PATIENCE_ALONE_S = 0.1
+"""The same where no other row would get a token: nobody is held up."""
 OVERDUE_S = 30.0
 """A constraint that has not been compiled by then fails: gateways let none through that takes a tenth of it."""
 MAX_COMPILED = 256
@@ -85,13 +87,15 @@ class Constraints:
         """A lane was retired."""
         self._lanes.pop(lane, None)
 
-    def masks(self, samples: Iterable[SampleRow]) -> Masks:
+    def masks(self, samples: Sequence[SampleRow]) -> Masks:
         """What may follow in those rows that have a constraint."""
-        until = time.monotonic() + PATIENCE_S
+        constrained = [
+            (i, row) for i, row in enumerate(samples) if not row.plain and row.sampling.constraint is not None
+        ]
+        others = len(constrained) < len(samples) or any(row.lane in self._lanes for _, row in constrained)
+        until = time.monotonic() + (PATIENCE_S if others else PATIENCE_ALONE_S)
         masks = Masks()
-        for index, row in enumerate(samples):
-            if row.plain or row.sampling.constraint is None:
-                continue
+        for index, row in constrained:
             try:
                 allowed = _allowed(self._follow(row, until), self._vocab_size)
                 masks.allowed[index] = allowed

@@ -69,9 +69,7 @@ def same(said: list[Said], calm: list[Said]) -> None:
         assert (each.text, each.finish_reason) == (expected.text, expected.finish_reason)
 
 
-@pytest.mark.parametrize(
-    ("executors", "killed"), [(2, ["executor"]), (1, ["scheduler"]), (1, ["scheduler", "executor"])], ids=str
-)
+@pytest.mark.parametrize(("executors", "killed"), [(2, ["executor"]), (1, ["scheduler", "executor"])], ids=str)
 async def test_constrained_streams_outlive_executor_and_scheduler(
     start_system: StartSystem, executors: int, killed: list[Role]
 ) -> None:
@@ -97,12 +95,46 @@ async def test_constrained_streams_that_are_preempted_say_the_same(start_system:
     assert small.debug_state()["scheduler"]["preempted"] > 0
 
 
+def test_together_with_other_fields(fake_system: System) -> None:
+    with fake_system.client() as client:
+
+        def ask(regex: str, **fields: Any) -> Any:
+            extra = {"structured_outputs": {"regex": regex}, **fields.pop("extra_body", {})}
+            return client.completions.create(model="default", prompt="a", extra_body=extra, **fields)
+
+        stopped = ask("[a-z]{4} END [a-z]{9}", stop=["END"], max_tokens=50).choices[0]
+        assert (re.fullmatch("[a-z]{4} ", stopped.text) is not None, stopped.finish_reason) == (True, "stop")
+        several = ask("[a-z]{20}[.]", n=4, max_tokens=50, seed=3, frequency_penalty=1.0, logprobs=2).choices
+        assert all(re.fullmatch("[a-z]{20}[.]", choice.text) for choice in several)
+        assert len({choice.text for choice in several}) > 1
+        assert all(choice.finish_reason == "stop" for choice in several)
+        assert ask("a{1,50}", max_tokens=60, extra_body={"min_tokens": 20}).usage.completion_tokens > 20
+        longest = ask("[bc]{2,40}", max_tokens=60, extra_body={"ignore_eos": True}).choices[0]
+        assert (len(longest.text), longest.finish_reason) == (40, "stop")
+        cut = ask("[a-z]{50}", max_tokens=5).choices[0]
+        assert (re.fullmatch("[a-z]+", cut.text) is not None, cut.finish_reason) == (True, "length")
+        with pytest.raises(openai.InternalServerError, match="no token is left"):
+            ask("[ab]c", max_tokens=9, extra_body={"min_tokens": 5, "stop_token_ids": [ord("a"), ord("b")]})
+        assert ask("[ab]c", max_tokens=9).choices[0].text in ("ac", "bc")
+
+
 class Place(pydantic.BaseModel):
     """What the real model is asked for."""
 
     city: str = pydantic.Field(max_length=30)
     country: Literal["France", "Spain", "Italy"]
     population: int = pydantic.Field(ge=0, le=100_000_000)
+
+
+def test_every_way_in_which_the_official_client_parses(fake_system: System) -> None:
+    messages: Any = [{"role": "user", "content": "Where?"}]
+    with fake_system.client() as client:
+        with client.chat.completions.stream(model="default", messages=messages, response_format=Place) as events:
+            for _ in events:
+                pass
+            assert isinstance(events.get_final_completion().choices[0].message.parsed, Place)
+        response = client.responses.parse(model="default", input="Where?", text_format=Place)
+        assert isinstance(response.output_parsed, Place)
 
 
 def parse_place(system: System, temperature: float, seed: int) -> Place | None:

@@ -6,6 +6,7 @@ from tests.e2e.conftest import StartSystem
 from tests.e2e.prompts import PROMPTS
 from tests.e2e.streams import Said, stream, together
 from tests.e2e.system import System
+from tests.e2e.test_constrained import a_crowd, fits
 
 pytestmark = [pytest.mark.cuda, pytest.mark.model, pytest.mark.timeout(400)]
 
@@ -21,3 +22,10 @@ async def test_the_greedy_tokens_are_those_of_the_cpu(start_system: StartSystem)
     cpu.stop()
     cuda = start_system(backend="torch", device="cuda", dtype="float32", num_blocks=1024)
     assert [said.token_ids for said in await said_by(cuda)] == expected
+
+
+async def test_constrained_streams_fit(start_system: StartSystem) -> None:
+    cuda = start_system(backend="torch", device="cuda", num_blocks=1024)
+    async with cuda.async_client(timeout=300) as client:
+        said = await a_crowd(client, 8)
+    assert sum(fits(each, number) for number, each in enumerate(said)) >= 4, "a long text may be cut"

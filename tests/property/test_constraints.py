@@ -68,7 +68,7 @@ SCHEMAS = st.recursive(_leaves, lambda inner: st.one_of(_objects(inner), _arrays
 @pytest.fixture(autouse=True, scope="module")
 def _patient() -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(constraints, "PATIENCE_S", 60.0)
+        patch.setattr(constraints, "PATIENCE_ALONE_S", 60.0)
         yield
 
 

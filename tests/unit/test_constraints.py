@@ -33,7 +33,8 @@ LIMITS = ExecutorLimits(num_blocks=64, block_size=4, num_lanes=4, max_step_token
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However loaded the machine is, what compiles at all is waited for."""
-    monkeypatch.setattr(constraints, "PATIENCE_S", 60.0)
+    for name in ("PATIENCE_S", "PATIENCE_ALONE_S"):
+        monkeypatch.setattr(constraints, name, 60.0)
 
 
 def a_row(output: str, constraint: Constraint = AB, lane: int = 0, seq: int = 0) -> SampleRow:
@@ -94,7 +95,7 @@ def test_a_step_does_not_wait_for_what_takes_long(monkeypatch: pytest.MonkeyPatc
 
     held = Constraints(WORDS, read)
     held.prepare(AB)
-    monkeypatch.setattr(constraints, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(constraints, "PATIENCE_ALONE_S", 0.0)
     assert held.masks([a_row("")]).late == {0}
     may_read.set()
     wait_until(lambda: not held.masks([a_row("")]).late, 60, "it is compiled")
@@ -103,7 +104,7 @@ def test_a_step_does_not_wait_for_what_takes_long(monkeypatch: pytest.MonkeyPatc
 
 def test_what_is_never_compiled_fails_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     held = Constraints(WORDS, lambda: Event().wait())  # type: ignore[arg-type, return-value]
-    monkeypatch.setattr(constraints, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(constraints, "PATIENCE_ALONE_S", 0.0)
     monkeypatch.setattr(constraints, "OVERDUE_S", 0.0)
     assert held.masks([a_row("")]).failures == {0: "the constraint takes too long to compile"}
 
