@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.api.messages_request import CountTokensRequest, MessagesRequest
+from services.gateway.api.messages_request import CountTokensRequest, MessagesRequest, Thinking
 from services.gateway.api.responses_request import ResponsesRequest
-from services.gateway.api.schema import ChatRequest, CompletionRequest
+from services.gateway.api.schema import ChatRequest, CompletionRequest, NumLogprobs
 from services.gateway.api.tokenize import TokenizeRequest
 from services.gateway.openapi import answers
 from services.gateway.openapi.inputs import (
@@ -70,7 +70,7 @@ def _types_of(operations: Sequence[Operation]) -> list[Any]:
         for kind in (operation.request, operation.answer, operation.chunk):
             if isinstance(kind, type):
                 types[kind] = None
-    return [*types, *PROMPTS, *CHAT_MESSAGES, *ANTHROPIC_MESSAGES, *RESPONSE_ITEMS, TOOLS, TOOL_CHOICE]
+    return [*types, *PROMPTS, *CHAT_MESSAGES, *ANTHROPIC_MESSAGES, *RESPONSE_ITEMS, TOOLS, TOOL_CHOICE, NumLogprobs]
 
 
 def _describe_by_hand(components: dict[str, Any], schema_of: dict[Any, Any]) -> None:
@@ -87,6 +87,8 @@ def _describe_by_hand(components: dict[str, Any], schema_of: dict[Any, Any]) -> 
         (ChatRequest, "tools", schema_of[TOOLS]),
         (ChatRequest, "tool_choice", schema_of[TOOL_CHOICE]),
         (CompletionRequest, "prompt", one_of(PROMPTS)),
+        (CompletionRequest, "logprobs", {"anyOf": [schema_of[NumLogprobs], {"const": False}, {"type": "null"}]}),
+        (Thinking, "type", {"enum": ["adaptive", "disabled"]}),
         (MessagesRequest, "messages", list_of(ANTHROPIC_MESSAGES)),
         (CountTokensRequest, "messages", list_of(ANTHROPIC_MESSAGES)),
         (ResponsesRequest, "input", {"anyOf": [{"type": "string"}, list_of(RESPONSE_ITEMS)]}),
@@ -142,6 +144,7 @@ def _event(operation: Operation) -> dict[str, Any]:
     properties = {"data": data}
     if operation.chunk is not None:
         data["contentSchema"] = _reference(operation.chunk)
+        properties["data"] = {"anyOf": [data, {"const": "[DONE]"}]}
     if operation.event_names:
         properties["event"] = {"enum": list(operation.event_names)}
     return {"type": "object", "description": operation.stream, "properties": properties, "required": [*properties]}

@@ -23,7 +23,7 @@ class CallOfFunction(Struct):
     """A function, and the arguments it was called with, as JSON text or as an object."""
 
     name: str
-    arguments: str | dict[str, Any]
+    arguments: str | dict[str, Any] | None = None
 
 
 class EarlierCall(Struct):

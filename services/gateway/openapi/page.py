@@ -1,5 +1,6 @@
 """The description as one HTML page without scripts, fonts or anything else from elsewhere. Pure."""
 
+import json
 from html import escape
 from typing import Any
 
@@ -68,6 +69,8 @@ def _kind(schema: dict[str, Any]) -> str:
         return f'<a href="#{name}">{name}</a>'
     if "anyOf" in schema:
         return " or ".join(_kind(one) for one in schema["anyOf"])
+    if "const" in schema:
+        return f"<code>{escape(json.dumps(schema['const']))}</code>"
     if "enum" in schema:
         return " or ".join(f"<code>{escape(str(value))}</code>" for value in schema["enum"])
     words = [escape(str(schema.get("type", "anything")))]
