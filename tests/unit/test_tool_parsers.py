@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import re
 from typing import Any
 
 import pytest
@@ -10,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.gateway.text.parts import Arguments, CallStart, Content, Part
-from services.gateway.text.tool_calls import json_extent
 from services.gateway.text.tool_calls.hermes import HermesParser
+from services.gateway.text.tool_calls.json_extent import JsonExtent
 from services.gateway.text.tool_calls.llama3 import Llama3Parser
 from services.gateway.text.tool_calls.mistral import MistralParser
 from services.gateway.text.tool_calls.parser import MAX_HELD_CHARS, ToolParser
@@ -184,19 +183,25 @@ def test_only_what_may_become_a_call_is_held_back_and_arguments_leave_as_they_co
 
 @pytest.mark.parametrize("piece", ['<tool_call>{"a": [', '<tool_call>{"a": "', "<tool_call>{", "[TOOL_CALLS][{[", "{"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_hostile_text_is_read_few_times(kind: type[ToolParser], piece: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    num_steps = 0
+def test_a_hostile_text_is_read_once(kind: type[ToolParser], piece: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    num_chars = 0
+    end_in = JsonExtent.end_in
 
-    class Counted:
-        def search(self, text: str, at: int) -> re.Match[str] | None:
-            nonlocal num_steps
-            num_steps += 1
-            return re.compile(r'["\\\\{}\[\]]').search(text, at)
+    def counted(extent: JsonExtent, text: str) -> int:
+        nonlocal num_chars
+        num_chars += len(text)
+        return end_in(extent, text)
 
-    monkeypatch.setattr(json_extent, "_OUTSIDE", Counted())
-    text = piece * (12_000 // len(piece))
-    assert "".join(plain(parts_of(parser(kind), text, range(0, len(text), 20)))) == text
-    assert num_steps < 5 * len(text) * MAX_HELD_CHARS / len(piece) ** 2
+    monkeypatch.setattr(JsonExtent, "end_in", counted)
+    text = piece * (200_000 // len(piece))
+    assert "".join(plain(parts_of(parser(kind), text, range(0, len(text), 50)))) == text
+    assert num_chars <= 2 * len(text)
+
+
+def test_long_arguments_may_come_before_the_name() -> None:
+    arguments = json.dumps({"text": "a" * 50_000})
+    text = f'<tool_call>{{"arguments": {arguments}, "name": "f"}}</tool_call>'
+    assert plain(parts_of(parser(HermesParser), text, range(0, len(text), 500))) == [("f", arguments)]
 
 
 def test_calls_after_the_first_are_dropped_unless_they_may_be_parallel() -> None:

@@ -16,8 +16,8 @@ from services.gateway.text.parts import Arguments, CallStart, Content, Part, hel
 from services.gateway.text.tool_calls.json_extent import JsonExtent
 
 ARGUMENTS_KEYS = ("arguments", "parameters")
-MAX_HELD_CHARS = 4096
-"""Of one value that comes before it is certain that there is a call: if it is none, all of it is read again."""
+MAX_HELD_CHARS = 64 * 1024
+"""Of one value that comes before it is certain that there is a call (some models write arguments before the name)."""
 _SPACE = re.compile(r"\s*")
 _SCALAR = re.compile(r"[-+.\w]*")
 
@@ -42,8 +42,6 @@ class ToolParser(ABC):
         """What has not left yet."""
         self._at = 0
         """The cursor: text before it is read, but held back until it is clear what it is."""
-        self._marked = 0
-        """How much of the held text is content if no call follows; the rest is then read again."""
         self._ended = False
         self._parts: list[Part] = []
         self._reading = self._read()
@@ -79,12 +77,13 @@ class ToolParser(ABC):
     def _drop(self) -> None:
         """What was read up to the cursor needs not be told."""
         self._text = self._text[self._at :]
-        self._at = self._marked = 0
+        self._at = 0
 
     def _reject(self) -> None:
-        """What was read since the last call is none."""
-        self._content(self._marked)
-        self._marked = 0
+        """What was read since the last call is none. It is never read again: that would take long for some texts."""
+        if self._text[: self._at].strip():
+            self._content(self._at)
+        self._at = 0
 
     def _start(self, name: str) -> None:
         """A call begins, with the arguments at the cursor."""
@@ -111,7 +110,7 @@ class ToolParser(ABC):
                 return False
             yield
         self._content(len(self._text[:found].rstrip()))
-        self._at = self._marked = self._text.find(marker) + len(marker)
+        self._at = self._text.find(marker) + len(marker)
         return True
 
     def _peek(self) -> Reading[str]:
@@ -149,13 +148,15 @@ class ToolParser(ABC):
         if (yield from self._peek()) not in ('"', "{", "["):
             return (yield from self._run_of(_SCALAR))
         extent, start, seen = JsonExtent(), self._at, self._at
-        while (end := extent.end_in(self._text[seen:])) < 0:
+        while (end := extent.end_in(self._text[seen:])) < 0 and len(self._text) - start <= MAX_HELD_CHARS:
             seen = len(self._text)
             while seen == len(self._text):
-                if self._ended or seen - start > MAX_HELD_CHARS:
+                if self._ended:
+                    self._at = seen
                     return ""
                 yield
-        if seen + end - start > MAX_HELD_CHARS:
+        if end < 0 or seen + end - start > MAX_HELD_CHARS:
+            self._at = start + MAX_HELD_CHARS
             return ""
         self._at = seen + end
         return self._text[start : self._at]
@@ -175,7 +176,7 @@ class ToolParser(ABC):
     def _call(self) -> Reading[bool]:
         """One ``{"name": ..., "arguments": {...}}``, its keys in any order; false if it is no call.
 
-        What is broken behind the arguments is left at the cursor: the call has been told.
+        What is broken behind the arguments is content: the call has been told.
         """
         if not (yield from self._literal("{")):
             return False
@@ -200,7 +201,9 @@ class ToolParser(ABC):
                 continue
             if (yield from self._literal("}")):
                 self._close(name, arguments, told=self._num_calls > num_before)
+                return self._num_calls > num_before
             break
+        self._reject()
         return self._num_calls > num_before
 
     def _close(self, name: str, arguments: str, *, told: bool) -> None:
