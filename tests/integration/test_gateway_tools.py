@@ -272,8 +272,8 @@ async def test_template_history_of_calls_for_a_template_without_tools() -> None:
 
 
 CALLS_LOOP = (
-    "{% for m in messages %}{{ m.role }}:{{ m.content }}{% for c in m.tool_calls or [] %}CALL{% endfor %};{% endfor %}"
-    "{{ tools | tojson if tools else '' }}"
+    "{% for m in messages %}{{ m.role }}:{{ m.content or '' }}"
+    "{% for c in m.tool_calls or [] %}CALL{% endfor %};{% endfor %}{{ tools | tojson if tools else '' }}"
 )
 
 
@@ -283,6 +283,8 @@ CALLS_LOOP = (
         "{{ c.function.arguments | tojson }}",
         "{{ c.function.name + c.function.arguments }}",
         "{{ c.function.arguments }}",
+        "{% if m.content is none %}{{ c.function.arguments | tojson }}{% endif %}",
+        "{{ c.function.arguments + '' if m.content is none }}",
     ],
 )
 async def test_template_arguments_are_given_as_each_template_takes_them(call: str) -> None:

@@ -10,7 +10,7 @@ from llguidance import LLTokenizer
 from services.gateway.text.lark import answer_of, behind_thoughts
 from services.gateway.text.parts import CallStart
 from services.gateway.text.tool_calls.formats import HERMES, LLAMA3, MISTRAL, MISTRAL_LIST, ToolFormat, format_of
-from services.gateway.text.tool_calls.grammar import MAX_CALLS, Function, forced_calls, strict_calls
+from services.gateway.text.tool_calls.grammar import Function, forced_calls, strict_calls
 from shared import fake_model
 from shared.constraints import ConstraintError, compile_constraint, read_vocabulary
 from shared.wire.sampling import Constraint
@@ -52,7 +52,8 @@ def written(kind: ToolFormat, *calls: tuple[str, str]) -> str:
 @pytest.mark.parametrize("kind", FORMATS)
 def test_what_is_forced_is_calls_as_the_parser_reads_them(kind: ToolFormat, vocabulary: LLTokenizer) -> None:
     constraint = behind_thoughts(forced_calls(kind.notation, [LOOK, NOTHING], {}), "none", {})
-    for calls in ([ULM], [ULM, ("no-thing_1", "{}")], [ULM] * MAX_CALLS):
+    most_calls = kind.notation.most_calls
+    for calls in ([ULM], [ULM, ("no-thing_1", "{}")][:most_calls], [ULM] * most_calls):
         text = written(kind, *calls)
         assert may_be(constraint, vocabulary, text)
         assert plain(parts_of(kind.parser(["look", "no-thing_1"], str), text)) == calls
@@ -64,10 +65,10 @@ def test_what_is_forced_is_calls_as_the_parser_reads_them(kind: ToolFormat, voca
         written(kind, ("look", '{"city": 5}')),
         written(kind, ("no-thing_1", '{"a": 1}')),
         written(kind, ULM) + " Well.",
-        written(kind, *[ULM] * (MAX_CALLS + 1)),
+        written(kind, *[ULM] * (most_calls + 1)),
     ):
         assert not may_be(constraint, vocabulary, text), text
-    one = behind_thoughts(forced_calls(kind.notation, [LOOK], {}, most_calls=1), "none", {})
+    one = behind_thoughts(forced_calls(kind.notation, [LOOK], {}, one=True), "none", {})
     assert may_be(one, vocabulary, written(kind, ULM))
     assert not may_be(one, vocabulary, written(kind, ULM, ULM))
 

@@ -14,7 +14,7 @@ from services.gateway.text.lark import Rules, Thoughts, answer_of, behind_though
 from services.gateway.text.message_parser import MessageFormat
 from services.gateway.text.tokenizer import Tokenizer
 from services.gateway.text.tool_calls.formats import ToolFormat
-from services.gateway.text.tool_calls.grammar import MAX_CALLS, Function, forced_calls, strict_calls
+from services.gateway.text.tool_calls.grammar import Function, forced_calls, strict_calls
 from shared.wire.sampling import MAX_CONSTRAINT_CHARS
 
 
@@ -72,5 +72,5 @@ def _calls(
         if not notation.begin or not any(function.is_strict for function in functions):
             return None
         return strict_calls(notation, functions, marker_ids)
-    most_calls = MAX_CALLS if tool_use.parallel and tool_use.mode != "named" else 1
-    return forced_calls(notation, functions, marker_ids, most_calls=most_calls)
+    one = tool_use.mode == "named" or not tool_use.parallel
+    return forced_calls(notation, functions, marker_ids, one=one)

@@ -100,7 +100,7 @@ def _message(message: Any, place: str) -> dict[str, Any]:
             if not isinstance(text, str):
                 raise invalid(f"{place}.{name} must be a string", "messages")
             checked[name] = text
-    if (calls := message.get("tool_calls")) is not None:
+    if (calls := message.get("tool_calls")) is not None and calls != []:
         checked["tool_calls"] = _tool_calls(calls, f"{place}.tool_calls")
     return checked
 

@@ -1,14 +1,16 @@
 """A conversation as the text of a prompt, by a chat template: code in Jinja that comes with a model. Pure.
 
-What templates differ in is evened out here: some know no tools, some no developer, some take a call's arguments as
-text. Called by ``services.gateway.text.chat_prompt``. The sandbox and the variables are those of transformers.
+What templates differ in is evened out here: some know no tools, some no developer; some take a call's arguments as
+text, some look for calls only where content is null. Called by ``services.gateway.text.chat_prompt``. The sandbox and
+the variables are those of transformers.
 """
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -63,17 +65,19 @@ class ChatTemplate:
     def _message(self, message: dict[str, Any]) -> dict[str, Any]:
         if message["role"] == "developer" and "developer" not in self.source:
             return {**message, "role": "system"}
-        if message.get("tool_calls") and takes_tools(self.source) and self._writes_arguments_as_they_are:
-            return {**message, "tool_calls": [_with_text_arguments(call) for call in message["tool_calls"]]}
+        if message.get("tool_calls") and takes_tools(self.source):
+            return self._call_style.of(message)
         return message
 
     @cached_property
-    def _writes_arguments_as_they_are(self) -> bool:
-        """Whether it fails on arguments that are an object, or writes them as Python would: it wants their JSON."""
-        try:
-            return str(_PROBE_ARGUMENTS) in self._rendered(_PROBE, Conversation(_PROBE), None)
-        except Exception:
-            return True
+    def _call_style(self) -> "_CallStyle":
+        """The first in which the template writes a call with its arguments as JSON."""
+        for style in _CALL_STYLES:
+            messages = [style.of(message) if "tool_calls" in message else message for message in _PROBE]
+            with contextlib.suppress(Exception):  # of one that does not suit it
+                if '"probe"' in self._rendered(messages, Conversation(messages), None):
+                    return style
+        return _CALL_STYLES[0]
 
     def _rendered(
         self, messages: list[dict[str, Any]], conversation: Conversation, tools: list[dict[str, Any]] | None
@@ -89,15 +93,28 @@ class ChatTemplate:
         return texts[0]
 
 
-_PROBE_ARGUMENTS = {"probe": "x"}
+class _CallStyle(NamedTuple):
+    """What a template takes for an assistant's message with tool calls."""
+
+    no_content: str | None
+    """Beside calls."""
+    text_arguments: bool
+    """Whether arguments are their JSON text, not an object."""
+
+    def of(self, message: dict[str, Any]) -> dict[str, Any]:
+        calls = message["tool_calls"]
+        if self.text_arguments:
+            calls = [_with_text_arguments(call) for call in calls]
+        return {**message, "content": message["content"] or self.no_content, "tool_calls": calls}
+
+
+_CALL_STYLES = [_CallStyle(no_content, as_text) for no_content in ("", None) for as_text in (False, True)]
 _PROBE: list[dict[str, Any]] = [
     {"role": "user", "content": "x"},
     {
         "role": "assistant",
         "content": "",
-        "tool_calls": [
-            {"id": "123456789", "type": "function", "function": {"name": "f", "arguments": _PROBE_ARGUMENTS}}
-        ],
+        "tool_calls": [{"id": "123456789", "type": "function", "function": {"name": "f", "arguments": {"probe": "x"}}}],
     },
     {"role": "tool", "name": "f", "tool_call_id": "123456789", "content": "x"},
 ]

@@ -10,8 +10,6 @@ from typing import Any
 from services.gateway.text.lark import Rules, json_rule, literal, text_up_to, text_without
 from services.gateway.text.tool_calls.notation import Notation
 
-MAX_CALLS = 16
-"""In one answer: a small model at a loss would go on with calls for ever."""
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """Of arguments: what models are trained on, and nothing to get lost in."""
 
@@ -29,15 +27,14 @@ class Function:
 
 
 def forced_calls(
-    notation: Notation,
-    functions: Sequence[Function],
-    marker_ids: Mapping[str, int],
-    *,
-    most_calls: int = MAX_CALLS,
+    notation: Notation, functions: Sequence[Function], marker_ids: Mapping[str, int], *, one: bool = False
 ) -> Rules:
-    """``answer`` is at least one call, and nothing else. ``marker_ids``: of markers that are tokens by themselves."""
+    """``answer`` is at least one call, or exactly ``one``, and nothing else.
+
+    ``marker_ids``: of markers that are tokens by themselves.
+    """
     return {
-        "answer": _row(notation, most_calls, marker_ids),
+        "answer": _row(notation, 1 if one else notation.most_calls, marker_ids),
         "call": _call(notation, functions, marker_ids),
     }
 
@@ -52,7 +49,7 @@ def strict_calls(notation: Notation, functions: Sequence[Function], marker_ids: 
     )
     return {
         "answer": "(opening calls)* TEXT?",
-        "calls": _row(rest, MAX_CALLS if notation.before else 1, marker_ids),
+        "calls": _row(rest, notation.most_calls if notation.before else 1, marker_ids),
         "call": _call(rest, functions, marker_ids),
         "TEXT": text_without(begin, marker_ids),
         **text_up_to("opening", begin, marker_ids),

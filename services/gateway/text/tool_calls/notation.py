@@ -13,5 +13,7 @@ class Notation:
     between: str
     before: str = ""
     after: str = ""
+    most_calls: int = 16
+    """In one answer that is forced to call: a small model at a loss would go on with calls for ever."""
     begin: str = ""
     """What nothing but calls begins with, if there is such: the beginning of ``before`` and ``before_name``."""
