@@ -17,7 +17,7 @@ JSON_WHITESPACE = r"[ \n\r\t]{1,40}"
 """Between the tokens of JSON. Bounded: a small model at a loss goes on with blanks for ever. A schema may say otherwise
 (``x-guidance``)."""
 
-_LIMITS = LLParserLimits(step_max_items=10_000, step_lexer_fuel=100_000)
+_LIMITS = LLParserLimits(max_items_in_row=5_000, step_max_items=10_000, step_lexer_fuel=100_000)
 """Of the work for one mask: what needs more ends with an error instead of holding up the requests beside it."""
 
 

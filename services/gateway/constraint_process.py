@@ -56,18 +56,26 @@ def main() -> None:
 
 def _judge(constraint: Constraint, vocabulary: LLTokenizer | ConstraintError) -> bytes:
     try:
-        problem = _first_mask(constraint, vocabulary)
+        problem = _begun(constraint, vocabulary)
     except ConstraintError as error:
         problem = str(error).strip() or "it cannot be compiled"
     return msgspec.json.encode(Verdict(problem[:MAX_DETAIL]))
 
 
-def _first_mask(constraint: Constraint, vocabulary: LLTokenizer | ConstraintError) -> str:
+def _begun(constraint: Constraint, vocabulary: LLTokenizer | ConstraintError) -> str:
+    """What is wrong as far as the second token: where the first may be anything, what follows is at its widest."""
     if isinstance(vocabulary, ConstraintError):
         raise vocabulary
     matcher = compile_constraint(constraint, vocabulary)
     allowed = matcher.compute_bitmask()
-    return "it allows no text at all" if matcher.is_error() or not any(allowed) else ""
+    place = next((place for place, bits in enumerate(allowed) if bits), None)
+    if matcher.is_error() or place is None:
+        return "it allows no text at all"
+    lowest = allowed[place] & -allowed[place]
+    matcher.consume_token(8 * place + lowest.bit_length() - 1)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    return "it is too complex to follow" if matcher.is_error() else ""
 
 
 if __name__ == "__main__":

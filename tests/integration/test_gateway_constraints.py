@@ -53,8 +53,11 @@ DEEP: dict[str, Any] = {"type": "string"}
 for _ in range(300):
     DEEP = {"type": "object", "properties": {"a": DEEP}}
 
+WIDE = {f"property {i}": {"type": "string"} for i in range(1500)}
+
 HOSTILE: list[dict[str, Any]] = [
     a_schema(**DEEP),
+    a_schema(type="object", properties=WIDE),
     a_schema(**{"$ref": "#"}),
     a_schema(**{"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}),
     a_schema(allOf=[{"type": "string", "pattern": f".*{'ab' * i}.*"} for i in range(1, 20)]),
@@ -108,6 +111,7 @@ async def test_schemas_of_every_day_are_not_too_much() -> None:
     async with world(ScriptedScheduler()) as w:
         for schema in (
             {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False},
+            {"type": "object", "properties": dict(list(WIDE.items())[:500])},
             {"anyOf": kinds},
             {"oneOf": kinds},
             {"enum": [f"value number {i}" for i in range(2000)]},
