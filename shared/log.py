@@ -92,6 +92,8 @@ def setup(process_name: str, level: str, style: str = "text") -> None:
     text = _Formatter(f"%(asctime)s %(levelname)s {prefix} %(name)s: %(message)s")
     handler.setFormatter(text if style == "text" else _JsonFormatter(process_name))
     handler.addFilter(_Repeats())
+    # What no line shows need not be found out; a gateway writes one for each request (logging's HOWTO, "Optimization").
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

@@ -153,6 +153,7 @@ def http_server(gateway: Gateway) -> Server:
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=SHUTDOWN_S,
         ssl_certfile=options.ssl_certfile or None,
