@@ -59,7 +59,7 @@ async def encode_chat(gateway: Gateway, fields: ChatRequest, facts: ModelFacts, 
     try:
         if own is not None:
             text = await gateway.request_templates.render(own, tokenizer.special_tokens, conversation)
-        return await gateway.in_thread(encode)
+        return await gateway.on_text(encode, len(text) + conversation.num_chars)
     except TemplateError as error:
         raise invalid(str(error), "messages" if own is None else "chat_template") from None
     except TooLong as error:

@@ -56,7 +56,7 @@ async def _encoded(
     if not any(isinstance(prompt, str) for prompt in given):
         return [prompt for prompt in given if not isinstance(prompt, str)]
     try:
-        prompts = await gateway.in_thread(encode)
+        prompts = await gateway.on_text(encode, sum(len(prompt) for prompt in given))
     except TooLong as error:
         raise prompt_too_long(error.num_tokens, facts) from None
     if not all(prompts):
