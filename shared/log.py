@@ -94,6 +94,7 @@ def setup(process_name: str, level: str, style: str = "text") -> None:
     handler.addFilter(_Repeats())
     # What no line shows need not be found out; a gateway writes one for each request (logging's HOWTO, "Optimization").
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    logging._srcfile = None
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

@@ -7,6 +7,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from services.gateway.api import chat, completions, describe, messages, models, ops, responses, tokenize
+from services.gateway.api.direct import Direct
 from services.gateway.api.endpoint import endpoint
 from services.gateway.api.errors import http_exception
 from services.gateway.api.guards import ApiKeys, BodyLimit, Drain
@@ -54,4 +55,4 @@ def create_app(gateway: Gateway) -> ASGIApp:
             allow_headers=["*"],
             expose_headers=["X-Request-Id", "Retry-After"],
         )
-    return app
+    return Direct(app)

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from shared.metrics import PREFIX, harmless
 from shared.net.session import REASONS
+from shared.tally import Tally, Total
 
 SHORT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
 BETWEEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10, 40, 80)
@@ -78,7 +79,7 @@ class Metrics:
     @harmless
     def accepted(self, num_prompt: int, n: int, max_tokens: int | None) -> None:
         """A request is in the scheduler's queue with all of its choices."""
-        self._prompt.inc(num_prompt)
+        self._prompt.value += num_prompt
         self._n.observe(n)
         if max_tokens is not None:
             self._max_tokens.observe(max_tokens)
@@ -91,7 +92,7 @@ class Metrics:
     @harmless
     def tokens(self, number: int, seconds: float | None) -> None:
         """A choice got tokens, so long after those before them (None: they are its first)."""
-        self._output.inc(number)
+        self._output.value += number
         if seconds is not None and number:
             self._between.observe(seconds / number)
 
@@ -113,15 +114,13 @@ class Metrics:
     @harmless
     def client_cut_off(self) -> None:
         """A client that did not read its stream was let go."""
-        self._cut_off.inc()
+        self._cut_off.value += 1
 
-    def _histogram(self, name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"{PREFIX}{name}", what, ["model_name"], buckets=buckets, registry=self.registry).labels(
-            **self._model
-        )
+    def _histogram(self, name: str, what: str, buckets: tuple[float, ...]) -> Tally:
+        return Tally(f"{PREFIX}{name}", what, self._model, buckets, self.registry)
 
-    def _counter(self, name: str, what: str) -> Counter:
-        return self._labelled(name, what, "model_name").labels(**self._model)
+    def _counter(self, name: str, what: str) -> Total:
+        return Total(f"{PREFIX}{name}", what, self._model, self.registry)
 
     def _labelled(self, name: str, what: str, *labels: str) -> Counter:
         return Counter(f"{PREFIX}{name}", what, labels, registry=self.registry)

@@ -1,5 +1,6 @@
 """``paternoster bench gateway`` on a real system; what it measured on a quiet machine is in docs/performance.md."""
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -7,7 +8,6 @@ import pytest
 
 from tests.fakes.gateway_world import world
 from tests.fakes.scripted_scheduler import Answer, ScriptedScheduler
-from tests.fakes.waiting import await_until
 from tools.bench.gateway import run
 from tools.bench.taps import RefusedError, taps
 
@@ -32,7 +32,9 @@ async def test_taps_count_events_answers_and_tokens_without_an_event() -> None:
     scheduler.script = lambda submit: answer if len(scheduler.submits) <= 20 else Answer(silent=True)
     async with world(scheduler) as w, taps("127.0.0.1", w.port, 2, lambda _: request()) as opened:
         opened.begin()
-        await await_until(lambda: sum(tap.num_answers for tap in opened) == 20, 5, "twenty answers")
+        async with asyncio.timeout(5):
+            while sum(tap.num_answers for tap in opened) < 20:
+                await opened.flow(0.01)
         assert sum(tap.num_events for tap in opened) == 20 * 5
         assert 18 <= opened.num_answers <= opened.num_halves() <= 20
 

@@ -150,6 +150,7 @@ async def test_metrics_that_break_harm_no_request(
     async with world(ScriptedScheduler()) as w:
         with monkeypatch.context() as patch:
             patch.setattr("prometheus_client.Histogram.observe", broken)
+            patch.setattr("shared.tally.Tally.observe", broken)
             patch.setattr("prometheus_client.Counter.inc", broken)
             for stream in (True, False):
                 answer = await w.complete(max_tokens=5, stream=stream)

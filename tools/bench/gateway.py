@@ -82,7 +82,7 @@ class Meter:
         tokens = await self.metric("generation_tokens_total")
         opened.begin()
         began, before = time.monotonic(), self._cpu()
-        await asyncio.sleep(seconds)
+        await opened.flow(seconds)
         took_s = time.monotonic() - began
         gateway_s, scheduler_s, client_s = (now - then for now, then in zip(self._cpu(), before, strict=True))
         tokens = await self.metric("generation_tokens_total") - tokens
@@ -121,7 +121,7 @@ async def measure(streams: int, seconds: float, step_ms: float) -> Row:
         meter, server = Meter(up), Server.at(up.url)
         with _before_others():
             async with taps(server.host, server.port, streams, _requests(server, LONG_TOKENS)) as opened:
-                await asyncio.sleep(SETTLE_S)
+                await opened.flow(SETTLE_S)
                 steady = await meter.span(opened, seconds)
             await meter.until_idle()
             async with taps(server.host, server.port, streams, _requests(server, SHORT_TOKENS)) as opened:

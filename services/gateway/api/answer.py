@@ -153,6 +153,7 @@ class Answer:
         self._generation.on_overflow = task.cancel
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
+        send = note.send_body or send
         try:
             if opening := self._shape.opening():
                 await send({"type": "http.response.body", "body": opening, "more_body": True})

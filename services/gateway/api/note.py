@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from starlette.types import Scope
+from starlette.types import Scope, Send
 
 from shared.tracing import Span
 
@@ -20,6 +20,8 @@ class Note:
     """For the log: prompt and output tokens, finish reasons."""
     span: Span | None = None
     """None: nobody traces it."""
+    send_body: Send | None = None
+    """Once the head is sent: bodies need no middleware (see ``direct``)."""
 
     @property
     def ttft_s(self) -> float | None:
