@@ -185,8 +185,18 @@ async def test_api_13_mutated_bodies_never_give_a_5xx() -> None:
     source = random.Random(13)
     good = (
         b'{"model":"default","messages":[{"role":"user","content":"hi"}],"n":2,"temperature":0.7,"top_p":0.9,'
-        b'"max_tokens":3,"stop":["x"],"stream":false,"seed":5,"top_k":3,"min_tokens":1,"prompt":"hello"}'
+        b'"max_tokens":3,"stop":["x"],"stream":false,"seed":5,"top_k":3,"min_tokens":1,"input":[{"role":"user",'
+        b'"content":"hi"}],"system":[{"type":"text","text":"a"}],"tokens":[1],"metadata":{"a":"b"}%s}'
     )
+    paths = {
+        "/v1/completions": b',"prompt":"hello"',
+        "/v1/chat/completions": b',"tools":[{"type":"function","function":{"name":"f"}}]',
+        "/v1/responses": b',"text":{"format":{"type":"text"}},"tools":[{"type":"function","name":"f"}]',
+        "/v1/messages": b',"tools":[{"name":"f","input_schema":{}}],"tool_choice":{"type":"auto"}',
+        "/v1/messages/count_tokens": b"",
+        "/tokenize": b"",
+        "/detokenize": b"",
+    }
     pieces = [
         b"null",
         b"-1",
@@ -200,13 +210,16 @@ async def test_api_13_mutated_bodies_never_give_a_5xx() -> None:
         b"99999999999999999999",
         b'"\\u0000"',
     ]
-    async with world(ScriptedScheduler()) as w:
-        for round_number in range(300):
-            start = source.randrange(len(good))
-            body = good[:start] + source.choice(pieces) + good[start + source.randrange(12) :]
-            path = "/v1/completions" if round_number % 2 else "/v1/chat/completions"
+    async with world(ScriptedScheduler(), tool_call_parser="hermes") as w:
+        for round_number in range(420):
+            path = [*paths][round_number % len(paths)]
+            whole = good % paths[path]
+            start = source.randrange(len(whole))
+            body = whole[:start] + source.choice(pieces) + whole[start + source.randrange(12) :]
             response = await w.http.post(path, content=body)
             assert response.status_code < 500, body
+            if round_number < len(paths):
+                assert (await w.http.post(path, content=whole)).status_code == 200, path
         await w.until_idle()
 
 
