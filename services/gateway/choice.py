@@ -99,6 +99,8 @@ class Choice:
         """``echo`` is told before any token; with ``prompt_only`` nothing else is. ``parser`` reads its text."""
         self.index = index
         self.num_tokens = 0
+        self.num_reasoning_tokens = 0
+        """Up to the end of its thoughts."""
         self.num_cached = 0
         self.finish: Finish | None = None
         self.first_token_at = self.last_token_at = 0.0
@@ -114,6 +116,8 @@ class Choice:
         """Until it is told."""
         self._prompt_only = prompt_only
         self._parser = parser
+        self._parts: list[Part] = []
+        """Until they are told."""
         self._prompt_records: PromptRecords | None = None
         if echo is not None and submit.sampling.prompt_logprobs:
             self._prompt_records = PromptRecords(len(echo.prompt), self._num_logprobs)
@@ -181,12 +185,12 @@ class Choice:
             if count <= num_with_text:
                 piece = self._detokenizer.decode(token_id)
                 self._num_chars += len(piece)
-                text += self._push(piece)
+                text += self._read(self._push(piece))
                 if self._stops.stopped:
                     self._finish("stop", text, token_ids[:count], logprobs)
                     return
         if delta.finish == "stop" or delta.finish == "length":
-            text += self._rest()
+            text += self._read(self._rest())
             self._finish("stop" if self._stops.stopped else delta.finish, text, token_ids, logprobs)
         elif token_ids:
             self._update(text, token_ids, logprobs)
@@ -218,16 +222,23 @@ class Choice:
         self._update(text, token_ids, logprobs)
 
     def _update(self, text: str, token_ids: list[int], logprobs: list[TokenLogprobs]) -> None:
-        """Tell the text, or what the parser makes of it."""
-        parts: list[Part] = []
-        if self._parser is not None:
-            parts, text = self._parser.feed(text), ""
-            if self.finish is not None:
-                parts += self._parser.flush()
-                if self.finish == "stop" and self._parser.awaits_results:
-                    self.finish = "tool_calls"
+        """Tell the text, or what the parser has made of it."""
+        if self._parser is not None and self.finish is not None:
+            self._parts += self._parser.flush()
+            if self.finish == "stop" and self._parser.awaits_results:
+                self.finish = "tool_calls"
+        parts, self._parts = joined(self._parts), []
         told = (text, token_ids, self.num_tokens, self.finish, logprobs, self._stops.stopped_by, parts)
         self._sink.updated(self, Update(self.index, *told))
+
+    def _read(self, text: str) -> str:
+        """What of it is told as text: nothing where a parser makes parts of it."""
+        if self._parser is None:
+            return text
+        self._parts += self._parser.feed(text)
+        if self._parser.is_thinking:
+            self.num_reasoning_tokens = self.num_tokens
+        return ""
 
     def _push(self, text: str) -> str:
         return self._stops.push(text, armed=self.num_tokens > self._submit.sampling.min_tokens)

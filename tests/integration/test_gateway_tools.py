@@ -105,8 +105,10 @@ async def test_golden_stream_of_thoughts_and_a_call() -> None:
         deltas = ['{"reasoning_content":"h"}', '{"reasoning_content":"m"}', '{"content":"O"}', '{"content":"k"}']
         call = [start(0, "time"), more(0, "{"), more(0, "}")]
         assert normal(response.text) == stream_of(ROLE, *deltas, *call, finish="tool_calls")
-        message = (await w.chat(tools=[TIME])).json()["choices"][0]["message"]
+        answer = (await w.chat(tools=[TIME])).json()
+        message = answer["choices"][0]["message"]
         assert (message["content"], message["reasoning_content"]) == ("Ok", "hm")
+        assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": len("<think>\nhm\n</think")}
         assert message["tool_calls"][0]["function"] == {"name": "time", "arguments": "{}"}
 
 

@@ -13,6 +13,7 @@ from services.gateway.metrics import Metrics
 from services.gateway.streams import Streams
 from services.gateway.text.detokenizer import detokenizer
 from services.gateway.text.fake_tokenizer import fake_tokenizer
+from services.gateway.text.stops import StopFinder
 from shared.wire import tokens
 from shared.wire.gateway import Accepted, Cancel, Delta, Rejected, Submit, Tokens
 from shared.wire.sampling import Sampling
@@ -30,7 +31,7 @@ class Bench:
         choices = []
         for index in range(n):
             submit = Submit(str(index), tokens.pack([1]), Sampling(), max_tokens=100)
-            choices.append(Choice(index, detokenizer(TOKENIZER, [1], skip_special_tokens=True), (), submit))
+            choices.append(Choice(index, detokenizer(TOKENIZER, [1], skip_special_tokens=True), StopFinder(()), submit))
         self.generation = Generation(choices, self.streams, Metrics("m"))
 
     async def started(self) -> Generation:

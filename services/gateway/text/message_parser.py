@@ -14,11 +14,16 @@ from services.gateway.text.tool_calls.formats import ToolFormat
 class MessageParser:
     """See ``Parser``. What a model thinks is never a call."""
 
-    def __init__(self, reasoning: Parser | None, tools: Parser | None, *, is_named: bool = False) -> None:
+    def __init__(self, reasoning: ThinkParser | None, tools: Parser | None, *, is_named: bool = False) -> None:
         self._reasoning = reasoning
         self._tools = tools
         self._is_named = is_named
         self._has_calls = False
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether the text is among the model's thoughts."""
+        return self._reasoning is not None and self._reasoning.is_thinking
 
     @property
     def awaits_results(self) -> bool:

@@ -30,6 +30,11 @@ class ThinkParser:
         self._trim = inside
         """Whether whitespace comes first."""
 
+    @property
+    def is_thinking(self) -> bool:
+        """Whether thoughts have begun and have not ended."""
+        return self._kind is Reasoning
+
     def feed(self, text: str) -> list[Part]:
         """See ``Parser``."""
         return self._parts(text, ended=False)
