@@ -3,6 +3,7 @@
 Called by the gateway's helper processes, which have one thread; whatever becomes of the fork, they go on.
 """
 
+import contextlib
 import os
 import resource
 import signal
@@ -10,8 +11,8 @@ from collections.abc import Callable
 
 CPU_S = 1.0
 """Processor time that a fork has."""
-MEMORY_BYTES = 2**30
-"""Its address space in all; what the helper process holds is a part of it."""
+MEMORY_BYTES = 2**29
+"""Address space that it may take beside what the helper process has."""
 TOO_MUCH = f"it takes more than {CPU_S:g} s of processor time, or too much memory"
 
 
@@ -38,6 +39,13 @@ def _confine() -> None:
     """What it has to say on standard error as it is ended, nobody needs."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    with contextlib.suppress(OSError):  # only Linux tells, and many threads' stacks may make it any size
+        most = _address_space() + MEMORY_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     signal.setitimer(signal.ITIMER_PROF, CPU_S)
+
+
+def _address_space() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
