@@ -33,7 +33,7 @@ class ChildSpec:
     pass_fds: Sequence[int] = ()
 
 
-def _die_with(parent: int) -> Callable[[], None]:
+def die_with(parent: int) -> Callable[[], None]:
     """Runs in the child before exec: the kernel kills the child when the thread that forked it ends."""
 
     def prepare() -> None:
@@ -70,7 +70,7 @@ class Child:
             env={**env, **spec.extra_env},
             pass_fds=tuple(spec.pass_fds),
             start_new_session=True,
-            preexec_fn=_die_with(os.getpid()),
+            preexec_fn=die_with(os.getpid()),
         )
         return cls(spec, process, write)
 

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tools.child import die_with
 from tools.processes import command
 
 _LEAVE_S = 40.0
@@ -34,7 +35,10 @@ class Running:
 async def system(
     arguments: Mapping[str, Any], environment: Mapping[str, str], start_timeout_s: float
 ) -> AsyncIterator[Running]:
-    """``paternoster up`` with these options, on free ports, from when it serves. Raises StartError."""
+    """``paternoster up`` with these options, on free ports, from when it serves. Raises StartError.
+
+    From the main thread only. If this process is killed, the system goes with it.
+    """
     options = {"port": 0, "link-port": 0, "metrics-port": 0} | dict(arguments)
     process = await asyncio.create_subprocess_exec(
         *command("up", *(f"--{name}={value}" for name, value in options.items())),
@@ -43,6 +47,7 @@ async def system(
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         start_new_session=True,
+        preexec_fn=die_with(os.getpid()),
     )
     reading: asyncio.Task[None] | None = None
     try:
