@@ -48,7 +48,7 @@ def _same(said: list[Said], calm: list[Said]) -> None:
     [(2, ["executor"]), (1, ["executor"]), (2, ["scheduler"]), (1, ["scheduler", "executor"])],
     ids=["executor of two", "only executor", "scheduler", "scheduler and executor"],
 )
-async def test_streams_outlive_executor_and_scheduler(
+async def test_exec_33_streams_outlive_executor_and_scheduler(
     start_system: StartSystem, executors: int, killed: list[Role]
 ) -> None:
     system = start_system(executors=executors, faults=SLOW)
@@ -65,7 +65,7 @@ async def test_streams_outlive_executor_and_scheduler(
     system.wait_idle()
 
 
-async def test_a_killed_gateway_frees_its_requests(start_system: StartSystem) -> None:
+async def test_exec_33_a_killed_gateway_frees_its_requests(start_system: StartSystem) -> None:
     system = start_system(faults=SLOW)
     async with system.async_client(timeout=60) as client:
         said, tasks = await _under_way(client)
@@ -77,7 +77,7 @@ async def test_a_killed_gateway_frees_its_requests(start_system: StartSystem) ->
         assert (await stream(client, _prompt(0), seed=0, **LONG)).token_ids[:10] == said[0].token_ids[:10]
 
 
-async def test_a_stopped_executor_is_found_out_and_wakes_up_harmless(start_system: StartSystem) -> None:
+async def test_exec_33_a_stopped_executor_is_found_out_and_wakes_up_harmless(start_system: StartSystem) -> None:
     system = start_system(executors=2, faults=SLOW)
     async with system.async_client(timeout=60) as client:
         calm = await _undisturbed(client)

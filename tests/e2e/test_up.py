@@ -19,6 +19,7 @@ from tests.e2e.prompts import Prompt
 from tests.e2e.streams import Said, stream
 from tests.e2e.system import Role, System
 from tests.fakes.waiting import await_until, wait_until
+from tools.ports import LinkPorts
 
 pytestmark = pytest.mark.timeout(120)
 PROMPT = Prompt("drain me", chat=True)
@@ -156,7 +157,18 @@ def test_its_own_kill_takes_its_children_along_though_they_are_in_sessions_of_th
 
 
 def test_exec_34_systems_that_start_at_the_same_moment_do_not_meet(start_system: StartSystem) -> None:
-    systems = [start_system(wait=False) for _ in range(4)]
+    start_at_once(start_system, 4)
+
+
+@pytest.mark.soak
+def test_exec_34_eight_systems_that_start_at_the_same_moment_five_times(start_system: StartSystem) -> None:
+    for _ in range(5):
+        start_at_once(start_system, 8)
+
+
+def start_at_once(start_system: StartSystem, count: int) -> None:
+    """Each serves, and its scheduler knows its own executor and no other."""
+    systems = [start_system(wait=False) for _ in range(count)]
     for system in systems:
         wait_until(lambda: system.base_url or not system.running, 60, "the system serves")  # noqa: B023
         assert system.base_url, system.log
@@ -164,3 +176,20 @@ def test_exec_34_systems_that_start_at_the_same_moment_do_not_meet(start_system:
         assert [executor["pid"] for executor in executors] == system.pids("executor")
     for system in systems:
         system.stop()
+
+
+def test_exec_34_neither_what_a_kill_left_nor_a_long_tmpdir_is_in_the_way(
+    start_system: StartSystem, tmp_path: Path
+) -> None:
+    """The links are TCP: no socket file can be stale, and no path too long for one."""
+    with LinkPorts(0) as links:
+        port = links.gateways
+    killed = start_system(link_port=port)
+    killed.up.kill()
+    killed.wait()
+    long_path = tmp_path / ("x" * 200)
+    long_path.mkdir()
+    again = start_system(link_port=port, env={"TMPDIR": str(long_path)})
+    assert again.get("/ready").status_code == 200
+    again.stop()
+    assert not list(long_path.iterdir())

@@ -13,7 +13,7 @@ from services.executor.backends.torch_backend import TorchBackend
 from services.executor.batch import PromptRow, StepBatch
 from services.executor.kernels.interface import Quantization
 from shared.wire.sampling import Sampling
-from tests.fakes import tiny_models
+from tests.fakes import hosted_models, tiny_models
 from tests.fakes.steps import Row, step
 from tests.integration.test_torch_backend import BLOCK_SIZE, Request, backend_of, generate
 
@@ -96,6 +96,18 @@ def test_exec_38_batches_of_any_size_give_each_its_own_text(tiny: Path, dtype: s
             for part in cache:
                 untouched = (part == 77.0).flatten(1).all(1)
                 assert int(untouched.sum()) >= backend.limits.num_blocks - 5 * size
+
+
+@pytest.mark.parametrize(("dtype", "quantization"), MODES)
+def test_exec_38_a_hosted_model_gives_each_its_own_text(tmp_path: Path, dtype: str, quantization: Quantization) -> None:
+    """Gemma 3, through transformers' code with windows in some layers."""
+    config = hosted_models.SERVED["gemma3, window in some layers"]
+    backend = backend_of(tiny_models.save(tiny_models.made(config), tmp_path), dtype=dtype, quantization=quantization)
+    assert backend.batch_dependent == []
+    lengths = [3, 9, 5, 12, 4]
+    five = prompts(5)
+    alone = [texts_of(backend, [p], [n])[0] for p, n in zip(five, lengths, strict=True)]
+    assert texts_of(backend, five, lengths) == alone
 
 
 @pytest.mark.parametrize(("dtype", "quantization"), MODES)

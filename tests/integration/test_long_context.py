@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from services.executor.kernels.choice import choose
 from services.executor.model import choice
@@ -15,6 +15,13 @@ from tools import model as model_folders
 CPU = torch.device("cpu")
 BLOCK_SIZE = 16
 PIECE = 512
+
+
+def text_tokens(folder: Path) -> np.ndarray:
+    """The documentation of this project."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    texts = [file.read_text() for file in sorted((Path(__file__).parents[2] / "docs").glob("*.md"))]
+    return np.array(tokenizer.encode("".join(texts)), np.int32)
 
 
 def largest_difference(folder: Path, num_tokens: int) -> float:
@@ -31,9 +38,9 @@ def largest_difference(folder: Path, num_tokens: int) -> float:
         config.context_len,
         lambda line: None,
     )
-    draw = np.random.default_rng(2)
-    tokens = draw.integers(3, config.vocab_size, num_tokens).astype(np.int32)
-    blocks = draw.permutation(-(-num_tokens // BLOCK_SIZE)).tolist()
+    tokens = text_tokens(folder)[:num_tokens]
+    assert len(tokens) == num_tokens
+    blocks = np.random.default_rng(2).permutation(-(-num_tokens // BLOCK_SIZE)).tolist()
     caches = [kernels.new_cache(len(blocks), BLOCK_SIZE, *shape, torch.float32) for shape in ours.kv_shapes]
     differences, largest = [], []
     with torch.inference_mode():

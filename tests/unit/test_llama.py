@@ -110,9 +110,7 @@ def test_a_broken_config_is_the_users_mistake(content: str, tmp_path: Path) -> N
         model_config.read(tmp_path)
 
 
-def test_vllm_30412_tensors_missing_extra_doubled_or_misshapen(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_model_40_tensors_missing_extra_doubled_or_misshapen(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tiny_models.save(tiny_models.reference("llama, tied"), tmp_path)
     expected = Paged(folder).logits([PROMPTS[1]], [1000])[0]
     embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
@@ -130,7 +128,7 @@ def test_vllm_30412_tensors_missing_extra_doubled_or_misshapen(
         Paged(folder)
 
 
-def test_vllm_30412_three_shards_and_one_missing(tmp_path: Path) -> None:
+def test_model_40_three_shards_and_one_missing(tmp_path: Path) -> None:
     model = tiny_models.reference("llama, grouped heads")
     folder = tiny_models.save(model, tmp_path, max_shard_size="60KB")
     files = weight_files(folder)

@@ -315,7 +315,7 @@ def test_a_gguf_file_is_converted(tmp_path: Path, capfd: pytest.CaptureFixture[s
     assert tokenizer_config["eos_token"] == "<|im_end|>"
 
 
-def test_llama_cpp_3966_the_split_of_text_follows_the_file(tmp_path: Path) -> None:
+def test_model_41_the_split_of_text_follows_the_file(tmp_path: Path) -> None:
     """SmolLM's split takes every digit alone, so spaces before digits stay together; GPT-2's does not."""
     pieces = {}
     for pre in ("smollm", "gpt-2"):
