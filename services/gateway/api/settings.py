@@ -222,7 +222,7 @@ def _wants_prompt_logprobs(request: GenerationRequest) -> bool:
     return isinstance(request, CompletionRequest) and bool(request.echo) and _num_logprobs(request) >= 0
 
 
-def prompt_too_long(num_tokens: int, facts: ModelFacts) -> ApiError:
+def prompt_too_long(num_tokens: int | str, facts: ModelFacts) -> ApiError:
     """400: the prompt leaves no room in the context; names both numbers."""
     return invalid(
         f"the prompt has {num_tokens} tokens, but the model's context length is {facts.context_len} tokens "

@@ -21,11 +21,11 @@ WORD_START = "\u2581"
 
 
 class TooLong(ValueError):
-    """A text has ``num_tokens`` tokens, more than were allowed."""
+    """A text has more tokens than were allowed: ``num_tokens``, a number or the least that it can be, for people."""
 
-    def __init__(self, num_tokens: int) -> None:
-        super().__init__(f"{num_tokens} tokens")
-        self.num_tokens = num_tokens
+    def __init__(self, num_tokens: int, *, at_least: bool = False) -> None:
+        self.num_tokens = f"at least {num_tokens}" if at_least else str(num_tokens)
+        super().__init__(f"{self.num_tokens} tokens")
 
 
 class Tokenizer:
@@ -38,10 +38,13 @@ class Tokenizer:
         self._backend.no_truncation()
         self._backend.no_padding()
         self.digest = digest
-        self.is_byte_level = _is_byte_level(self._backend)
+        described = json.loads(self._backend.to_str())
+        self.is_byte_level = (described["decoder"] or {}).get("type") == "ByteLevel"
         """Whether every token stands for fixed bytes and a text is simply their concatenation."""
         self.token_bytes = _token_bytes(self._backend) if self.is_byte_level else []
         """Byte-level tokenizers: the bytes of each id, special tokens spelled out, none for an unused id."""
+        self.most_chars = _most_chars(described, self.token_bytes)
+        """Characters of a text that one token can stand for; 0 is not known."""
         added = self._backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         """Ids left out of a text when special tokens are skipped."""
@@ -57,8 +60,10 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool, max_tokens: int | None = None) -> list[int]:
         """Ids of ``text``. A text that spells its own leading BOS does not get a second one.
 
-        Raises TooLong for more than ``max_tokens``.
+        Raises TooLong for more than ``max_tokens``; at once where that can be told from the length of the text.
         """
+        if max_tokens is not None and self.most_chars and len(text) > max_tokens * self.most_chars:
+            raise TooLong(-(-len(text) // self.most_chars), at_least=True)
         # Of the backend's ways to encode, only those for batches let other threads run meanwhile.
         encoding = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
         if max_tokens is not None and len(encoding) > max_tokens:
@@ -109,9 +114,13 @@ class Tokenizer:
         return self._chat_templates[source]
 
 
-def _is_byte_level(backend: Backend) -> bool:
-    decoder = json.loads(backend.to_str())["decoder"]
-    return decoder is not None and decoder["type"] == "ByteLevel"
+def _most_chars(described: dict[str, Any], token_bytes: Sequence[bytes]) -> int:
+    """Of a tokenizer whose tokens spell a text byte by byte, unless something on the way takes characters out."""
+    normalizer = (described["normalizer"] or {}).get("type")
+    composes = {None: 1, "NFC": 4}.get(normalizer, 0)  # NFC makes one character of up to four
+    strips = any(token["lstrip"] or token["rstrip"] for token in described["added_tokens"])
+    removes = '"Removed"' in json.dumps(described["pre_tokenizer"])
+    return 0 if strips or removes else composes * max(map(len, token_bytes), default=0)
 
 
 def _token_bytes(backend: Backend) -> list[bytes]:
