@@ -50,6 +50,32 @@ def test_it_forgets_a_machine_that_has_changed():
     assert cost.step_us(32, chunk_reads(100, 32)) == pytest.approx(1320, rel=0.1)
 
 
+def test_a_machine_that_paused_is_no_property_of_a_step():
+    cost = taught(15_000, 300, 0.25, steps=256)
+    before_us = cost.step_us(8, 8000)
+    cost.measure(8, 8000, 60_000_000, False)
+    for _ in range(16):
+        cost.measure(8, 8000, 19_400, False)
+    assert cost.step_us(8, 8000) == pytest.approx(before_us, rel=0.05)
+    assert cost.recent_us < 4 * before_us
+
+
+def test_a_pause_among_the_first_steps_is_soon_forgotten():
+    cost = StepCost()
+    cost.measure(8, 8000, 60_000_000, False)
+    for _ in range(3 * FIRST_FIT):
+        cost.measure(8, 8000, 19_400, False)
+    assert cost.step_us(8, 8000) == pytest.approx(19_400, rel=0.05)
+
+
+def test_a_machine_that_has_become_ten_times_slower_is_believed():
+    cost = taught(15_000, 300, 0.25)
+    for i in range(1000):
+        rows = 1 + i * 7 % 64
+        cost.measure(rows, chunk_reads(100, rows), 10 * (15_000 + 300 * rows), rows > 8)
+    assert cost.step_us(32, chunk_reads(100, 32)) == pytest.approx(246_000, rel=0.15)
+
+
 def test_the_price_of_a_prefill_outlasts_many_steps_without_one():
     cost = taught(15_000, 300, 0.25)
     for i in range(20_000):

@@ -228,3 +228,21 @@ def test_what_goes_before_a_newcomer_is_what_its_tenant_s_counter_says():
 
 def test_an_empty_queue_has_no_head():
     assert FairQueue().head(3) == []
+
+
+def test_a_prompt_costs_its_tokens_whether_they_are_computed_or_found_in_the_cache():
+    """Tokens served are what is shared; what a cache saves is given to everybody."""
+    world = World(Settings(max_inflight=1), FACTS)
+    gateway = world.join_gateway()
+    executor = world.join_executor(ExecutorLimits(64, 4, 4, 64))
+    prompt = list(range(2, 34))
+    world.submit(gateway, prompt, 50, tenant="a")
+    (account,) = [queue.accounts["a"] for queue in world.scheduler.ledger.queue.queues().values()]
+    for _ in range(3):
+        world.run_step(executor.id)
+    before = account.counter
+    stream = world.submit(gateway, prompt, 50, tenant="a")
+    world.run_step(executor.id)  # a token of the first one, and the second one is admitted
+    assert account.counter == before + 2 + len(prompt)
+    world.drain()
+    assert stream.cached_tokens == 28

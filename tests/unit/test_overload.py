@@ -187,3 +187,15 @@ def test_predictions_are_near_what_happens(num_ahead):
     ttft_ms = clock.firsts[probe.submit.request_id]
     assert forecast.ttft_ms / 2 <= ttft_ms <= forecast.ttft_ms * 2, (forecast, ttft_ms)
     clock.world.drain()
+
+
+def test_a_pause_of_the_machine_turns_nobody_away_afterwards():
+    clock = Clock(num_lanes=4, ttft_limit_ms=500)
+    clock.warm_up()
+    clock.submit(10, 5)
+    clock.world.run_step(clock.executor.id)
+    run_us = clock.executor.run_us
+    clock.executor.run_us = lambda: 30_000_000
+    clock.step()
+    clock.executor.run_us = run_us
+    assert [clock.submit(10, 5).end for _ in range(3)] == [""] * 3

@@ -152,3 +152,22 @@ def test_nobody_is_preempted_for_a_request_that_is_kept_for_another_executor():
     bench.world.drain()
     assert {stream.end for stream in [*on_first, *on_second, urgent]} == {"length"}
     assert bench.world.scheduler.counters.preempted <= 2
+
+
+@pytest.mark.parametrize("how", ["kill_executor", "drain_executor"])
+def test_nothing_is_kept_for_an_executor_that_goes(how):
+    """Found by random steps: it had no other request, so nothing else came back to the queue and nobody was asked."""
+    bench = Bench()
+    for stream in (bench.submit(other_prompt(0)), bench.submit(other_prompt(100))):
+        if bench.place(stream) == bench.first:
+            bench.world.cancel(bench.gateway, stream.submit.request_id)
+        else:
+            busy = stream
+    while bench.world.run_step(bench.first):
+        pass
+    kept = bench.submit(PROMPT)
+    bench.world.cancel(bench.gateway, busy.submit.request_id)
+    assert bench.place(kept) is None, "the other one holds its prefix, and is in the middle of a step"
+    getattr(bench.world, how)(bench.second, *([10_000] if how == "drain_executor" else []))
+    assert bench.place(kept) == bench.first
+    bench.world.drain()

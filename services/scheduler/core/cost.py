@@ -10,6 +10,10 @@ FADE = 0.995
 FIRST_FIT = 32
 """Steps before anything is predicted."""
 REFIT_EVERY = 16
+ACCIDENT = 4.0
+"""A step that takes more than so many times what is expected is counted as if it took just that: a machine that paused
+is no property of a step, and one that has become slower is believed within a few fits. Nothing makes a step as many
+times faster by accident: then what was learnt before is wrong."""
 READ_UNIT = 1024.0
 """Reads are counted in thousands, which keeps the equations well-conditioned."""
 RIDGE = 1e-9
@@ -47,6 +51,11 @@ class Moments:
         self.t2 = self.t2 * FADE + reads * run_us
         self.squares = self.squares * FADE + run_us * run_us
 
+    def forget(self) -> None:
+        """What came before counts half."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) / 2)
+
     def sums(self) -> tuple[float, ...]:
         """All of them."""
         return tuple(getattr(self, name) for name in self.__slots__)
@@ -75,6 +84,11 @@ class StepCost:
     def measure(self, rows: int, reads: int, run_us: int, prefill: bool) -> None:
         """Learn from one step: its rows, the sum of the contexts they read, its time, and whether it held a prefill."""
         moments = self._prefills if prefill else self._decodes
+        expected_us = self.step_us(rows, reads)
+        if expected_us > 0.0:
+            if run_us * ACCIDENT < expected_us:
+                moments.forget()
+            run_us = min(run_us, round(ACCIDENT * expected_us))
         moments.add(float(rows), reads / READ_UNIT, float(run_us))
         self.num_steps += 1
         self.recent_us += (run_us - self.recent_us) / min(self.num_steps, REFIT_EVERY)

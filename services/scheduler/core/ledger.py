@@ -163,6 +163,7 @@ class Ledger:
     def fleet_changed(self) -> None:
         """Called whenever an executor has come or gone, before anything else is done about it."""
         self._largest = max(self.executors.values(), key=_num_slots, default=None)
+        self.queue.version += 1  # nothing is kept for an executor that is gone
 
     def executor_joined(self) -> None:
         """Judge whoever waited for an executor, and queue those that one can hold now."""

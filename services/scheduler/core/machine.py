@@ -332,6 +332,7 @@ class Scheduler:
             count(self.counters.stale, "executor")
         elif not executor.draining:
             self._departures.begin(executor, self.ledger.now_ms + event.within_ms)
+            self.ledger.queue.version += 1  # nothing is kept for it any more
             self.ledger.outbox.put(ToExecutor(executor.id, Drain()))
         return []
 

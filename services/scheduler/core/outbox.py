@@ -1,11 +1,12 @@
 """The actions of one handled event, in order, and the deltas that go out with them. Used by all parts of the core."""
 
 from services.scheduler.core.actions import Action, ToGateway
+from shared.wire.codec import MAX_ITEMS
 from shared.wire.gateway import Delta, Tokens
 
 
 class Outbox:
-    """Collects actions; ``flush`` closes them with one ``Tokens`` message for each gateway that gets any."""
+    """Collects actions; ``flush`` closes them with a ``Tokens`` message for each gateway that gets any."""
 
     __slots__ = ("_actions", "_deltas")
 
@@ -31,7 +32,7 @@ class Outbox:
     def flush(self) -> list[Action]:
         """All actions since the last flush; plans come before deltas, so that executors wait least."""
         for gateway, deltas in self._deltas.items():
-            if deltas:
-                self._actions.append(ToGateway(gateway, Tokens(deltas)))
+            for start in range(0, len(deltas), MAX_ITEMS):  # one message, but for very many streams
+                self._actions.append(ToGateway(gateway, Tokens(deltas[start : start + MAX_ITEMS])))
         actions, self._actions, self._deltas = self._actions, [], {}
         return actions
