@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from services.executor.kernels.cpu.bindings import CpuLibrary
+from services.executor.kernels.cpu.bindings import CpuLibrary, new_cache
 
 DTYPES = [torch.float32, torch.bfloat16]
 ROWS = [1, 3, 8, 130]
@@ -50,19 +50,21 @@ def test_silu_mul(kernels: CpuLibrary, dtype: torch.dtype, rows: int, width: int
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("normed", [False, True])
-def test_rotary_write(kernels: CpuLibrary, dtype: torch.dtype, rows: int, normed: bool) -> None:
-    heads, kv_heads, dim, block_size, blocks = 6, 2, 32, 16, 12
+@pytest.mark.parametrize("dim", [16, 64, 80])
+def test_rotary_write(kernels: CpuLibrary, dtype: torch.dtype, rows: int, normed: bool, dim: int) -> None:
+    heads, kv_heads, block_size, blocks = 6, 2, 16, 12
     generator = torch.Generator().manual_seed(rows)
     qkv = _random(rows, (heads + 2 * kv_heads) * dim, dtype=dtype)
     angles = torch.outer(torch.arange(300.0), 1 / 10000 ** (torch.arange(0, dim, 2) / dim))
     positions = torch.randint(0, 300, (rows,), generator=generator, dtype=torch.int32)
     slots = torch.randperm(blocks * block_size, generator=generator)[:rows]
     norms = [_random(dim, dtype=dtype), _random(dim + 1, dtype=dtype)[1:].clone()] if normed else [None, None]
-    keys = torch.full((blocks, kv_heads, dim, block_size), 7.0, dtype=dtype)
-    values = torch.full((blocks, kv_heads, block_size, dim), 7.0, dtype=dtype)
+    cache = new_cache(blocks, kv_heads, block_size, dim, dtype)
+    for part in cache:
+        part.fill_(7.0)
 
     query = kernels.rotary_write(
-        qkv, angles.cos(), angles.sin(), positions, slots, keys, values, heads, norms[0], norms[1], 1e-6
+        qkv, angles.cos(), angles.sin(), positions, slots, cache, heads, norms[0], norms[1], 1e-6
     )
 
     x = qkv.view(rows, -1, dim)
@@ -72,11 +74,12 @@ def test_rotary_write(kernels: CpuLibrary, dtype: torch.dtype, rows: int, normed
         part = part if norm is None else _rms_norm(part, norm, 1e-6)
         return part * cos + torch.cat([-part[..., dim // 2 :], part[..., : dim // 2]], -1) * sin
 
-    block, offset = slots // block_size, slots % block_size
     _close(query, turned(x[:, :heads], norms[0]))
-    _close(keys[block, :, :, offset], turned(x[:, heads : heads + kv_heads], norms[1]))
-    assert torch.equal(values[block, :, offset], x[:, heads + kv_heads :])
+    written_keys = cache.keys.permute(0, 3, 1, 2, 4).reshape(blocks * block_size, kv_heads, dim)
+    written_values = cache.values.permute(0, 2, 4, 1, 3).reshape(blocks * block_size, kv_heads, dim)
+    _close(written_keys[slots], turned(x[:, heads : heads + kv_heads], norms[1]))
+    assert torch.equal(written_values[slots], x[:, heads + kv_heads :])
     untouched = torch.ones(blocks * block_size, dtype=torch.bool)
     untouched[slots] = False
-    assert (values.transpose(1, 2).reshape(blocks * block_size, -1)[untouched] == 7.0).all()
-    assert (keys.permute(0, 3, 1, 2).reshape(blocks * block_size, -1)[untouched] == 7.0).all()
+    assert (written_keys[untouched] == 7.0).all()
+    assert (written_values[untouched] == 7.0).all()

@@ -23,9 +23,8 @@ def test_no_kernel_touches_memory_beyond_its_tensors(tmp_path: Path) -> None:
     if not runtime.is_absolute():
         pytest.skip("g++ has no AddressSanitizer here")
     library = tmp_path / "kernels.so"
-    flags = ["-O1", "-g", "-fsanitize=address", f"-march={build.level()}", "-std=c++17", "-fPIC", "-shared", "-fopenmp"]
-    sources = [str(path) for path in sorted(build.SOURCES.glob("*.cpp"))]
-    build.compile_library([compiler, *flags, "-Wno-psabi", *sources], library)
+    command = build.command_for(compiler, build.level(), "-O1", "-g", "-fsanitize=address")
+    build.compile_library(command, library)
     environment = os.environ | {
         "LD_PRELOAD": str(runtime.resolve()),
         "ASAN_OPTIONS": "detect_leaks=0",

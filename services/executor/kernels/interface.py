@@ -5,7 +5,7 @@ against it. Shape letters, as suffixes: T tokens of the step, H query heads, K k
 D head size, C columns.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 import torch
@@ -67,6 +67,41 @@ class StepAttention(Protocol):
         ...
 
 
+class DecoderLayer(NamedTuple):
+    """One decoder layer. Products of the same input are one: q, k, v by columns, and gate before up."""
+
+    input_norm_C: Tensor
+    qkv: Linear
+    qk_norm: QkNorm | None
+    out: Linear
+    mlp_norm_C: Tensor
+    gate_up: Linear
+    down: Linear
+    window: int
+    """Of its attention; see ``StepAttention.attend``."""
+
+
+class DecoderShape(NamedTuple):
+    """What is the same in all layers."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float
+    rotary: Rotary
+
+
+class Decoder(Protocol):
+    """All decoder layers of a model."""
+
+    def __call__(self, residual_TC: Tensor, attention: StepAttention, caches: Sequence[LayerCache]) -> Tensor:
+        """Pass a step's embedded tokens through the layers, writing their KV; one cache a layer.
+
+        Returns what the last layer adds [T, C]; the sum of all before is left in ``residual``.
+        """
+        ...
+
+
 class Kernels(Protocol):
     """The operations of a forward pass whose implementation is chosen per device."""
 
@@ -94,4 +129,8 @@ class Kernels(Protocol):
 
     def silu_mul(self, gate_up_TC: Tensor) -> Tensor:
         """silu(first half of the columns) * second half."""
+        ...
+
+    def decoder(self, layers: Sequence[DecoderLayer], shape: DecoderShape) -> Decoder:
+        """Put layers together, of products that these kernels made: in one piece, or from the operations above."""
         ...

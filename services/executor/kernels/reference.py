@@ -6,6 +6,7 @@ Attention gathers the contexts of rows of about equal size into one padded batch
 per such group and layer; nothing loops over rows or tokens in Python.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,7 +17,16 @@ from torch import Tensor
 
 from services.executor.batch import StepBatch
 from services.executor.kernels import int8, linear
-from services.executor.kernels.interface import LayerCache, Linear, QkNorm, Quantization, Rotary
+from services.executor.kernels.decoder import ComposedDecoder
+from services.executor.kernels.interface import (
+    DecoderLayer,
+    DecoderShape,
+    LayerCache,
+    Linear,
+    QkNorm,
+    Quantization,
+    Rotary,
+)
 
 _MAX_GATHERED = 1 << 15
 """Most context slots that one group copies out of the cache (memory: this times the KV bytes of a token and layer)."""
@@ -195,3 +205,6 @@ class ReferenceKernels:
     def silu_mul(self, gate_up_TC: Tensor) -> Tensor:
         gate, up = gate_up_TC.chunk(2, dim=-1)
         return F.silu(gate) * up
+
+    def decoder(self, layers: Sequence[DecoderLayer], shape: DecoderShape) -> ComposedDecoder:
+        return ComposedDecoder(self, layers, shape)

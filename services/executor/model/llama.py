@@ -4,7 +4,6 @@ Called by the torch backend. One forward pass computes a whole step: prefill chu
 requests are T tokens in a row, and only attention knows where one request ends and the next begins.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,24 +13,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.executor.batch import StepBatch
-from services.executor.kernels.interface import Kernels, LayerCache, Linear, QkNorm, Rotary, StepAttention
+from services.executor.kernels.interface import (
+    DecoderLayer,
+    DecoderShape,
+    Kernels,
+    LayerCache,
+    Linear,
+    QkNorm,
+    Rotary,
+    StepAttention,
+)
 from services.executor.kernels.upload import upload
 from services.executor.model.config import ModelConfig
 from services.executor.model.paged import KvShape, States
 from services.executor.model.weights import Weights
-
-
-@dataclass(frozen=True)
-class _Layer:
-    """One decoder layer. Products of the same input are fused: q, k, v by rows, and gate above up."""
-
-    input_norm: Tensor
-    qkv: Linear
-    qk_norm: QkNorm | None
-    out: Linear
-    mlp_norm: Tensor
-    gate_up: Linear
-    down: Linear
 
 
 class Llama:
@@ -44,7 +39,7 @@ class Llama:
         self.batch_dependent: list[str] = []
         weights.check_names(_names(config, weights))
         self._embedding = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-        self._layers = [self._layer(weights, f"model.layers.{index}.") for index in range(config.num_layers)]
+        layers = [self._layer(weights, f"model.layers.{index}.", window) for index, window in enumerate(config.windows)]
         self._norm = weights.take("model.norm.weight", config.hidden_size)
         head = self._embedding
         if not config.tied_embeddings:
@@ -52,7 +47,9 @@ class Llama:
         self._head = kernels.linear(head, None)
         positions = torch.arange(config.context_len, dtype=torch.float32)
         angles = torch.outer(positions, torch.tensor(config.rope_frequencies))
-        self._rotary = Rotary(*((turn * config.rope_scale).to(device) for turn in (angles.cos(), angles.sin())))
+        rotary = Rotary(*((turn * config.rope_scale).to(device) for turn in (angles.cos(), angles.sin())))
+        shape = DecoderShape(config.num_heads, config.num_kv_heads, config.head_dim, config.norm_eps, rotary)
+        self._decoder = kernels.decoder(layers, shape)
 
     def forward(self, batch: StepBatch, caches: list[LayerCache], block_size: int) -> Tensor:
         """Compute the step's tokens, writing their KV; returns float32 logits [S, vocabulary] of the sampled rows."""
@@ -66,40 +63,20 @@ class Llama:
 
     def through(self, token_ids: Tensor, attention: StepAttention, caches: list[LayerCache]) -> States:
         """The same for what is on the device already; waits for nothing there, so that CUDA can capture it."""
-        kernels, eps = self._kernels, self._config.norm_eps
         residual = F.embedding(token_ids, self._embedding)
-        added: Tensor | None = None
-        for layer, cache, window in zip(self._layers, caches, self._config.windows, strict=True):
-            normed = self._norm_sum(added, residual, layer.input_norm)
-            added = layer.out(self._attend(layer, layer.qkv(normed), attention, cache, window))
-            normed = kernels.add_rms_norm(added, residual, layer.mlp_norm, eps)
-            added = layer.down(kernels.silu_mul(layer.gate_up(normed)))
-        return States(added, residual)
+        return States(self._decoder(residual, attention, caches), residual)
 
     def logits(self, states: States, tokens: NDArray[np.integer[Any]]) -> Tensor:
         """float32 logits [P, vocabulary] of P of the step's tokens, by their index 0..T-1."""
         if not len(tokens):
             return torch.empty(0, self._config.vocab_size, device=self._device)
         (rows,) = upload([tokens], self._device)
-        added = None if states.added is None else states.added[rows]
-        return self._head(self._norm_sum(added, states.residual[rows], self._norm)).float()
-
-    def _norm_sum(self, added: Tensor | None, residual: Tensor, weight: Tensor) -> Tensor:
-        """The norm of ``residual += added``; before the first layer there is nothing to add."""
         eps = self._config.norm_eps
-        if added is None:
-            return self._kernels.add_rms_norm(residual, None, weight, eps)
-        return self._kernels.add_rms_norm(added, residual, weight, eps)
+        assert states.added is not None
+        normed = self._kernels.add_rms_norm(states.added[rows], states.residual[rows], self._norm, eps)
+        return self._head(normed).float()
 
-    def _attend(self, layer: _Layer, qkv: Tensor, attention: StepAttention, cache: LayerCache, window: int) -> Tensor:
-        config = self._config
-        num_tokens, head_dim = len(qkv), config.head_dim
-        heads = qkv.view(num_tokens, config.num_heads + 2 * config.num_kv_heads, head_dim)
-        queries = attention.rotate_and_write(heads, config.num_heads, self._rotary, layer.qk_norm, cache)
-        found = attention.attend(queries, cache, head_dim**-0.5, window)
-        return found.view(num_tokens, config.num_heads * head_dim)
-
-    def _layer(self, weights: Weights, prefix: str) -> _Layer:
+    def _layer(self, weights: Weights, prefix: str, window: int) -> DecoderLayer:
         config = self._config
         hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
         queries, kv = config.num_heads * head_dim, config.num_kv_heads * head_dim
@@ -113,16 +90,17 @@ class Llama:
             biases = [weights.take(f"{prefix}{name}.bias", rows) for name, rows in names.items()] if bias else []
             return self._kernels.linear(weight, torch.cat(biases) if biases else None)
 
-        return _Layer(
-            input_norm=weights.take(prefix + "input_layernorm.weight", hidden),
+        return DecoderLayer(
+            input_norm_C=weights.take(prefix + "input_layernorm.weight", hidden),
             qkv=linear(
                 {"self_attn.q_proj": queries, "self_attn.k_proj": kv, "self_attn.v_proj": kv}, hidden, config.qkv_bias
             ),
             qk_norm=qk_norm,
             out=linear({"self_attn.o_proj": hidden}, queries, config.out_bias),
-            mlp_norm=weights.take(prefix + "post_attention_layernorm.weight", hidden),
+            mlp_norm_C=weights.take(prefix + "post_attention_layernorm.weight", hidden),
             gate_up=linear({"mlp.gate_proj": inner, "mlp.up_proj": inner}, hidden, config.mlp_bias),
             down=linear({"mlp.down_proj": hidden}, inner, config.mlp_bias),
+            window=window,
         )
 
 

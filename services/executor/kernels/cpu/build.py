@@ -12,15 +12,27 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
+
+
+class Level(NamedTuple):
+    """An instruction set: the CPU flags it needs, and how GCC and Clang are told."""
+
+    flags: set[str]
+    options: list[str]
+
 
 SOURCES = Path(__file__).parent
 PREBUILT = SOURCES / "prebuilt"
+_V4 = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 LEVELS = {
-    "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
-    "x86-64-v3": {"avx2", "bmi2", "f16c", "fma"},
-    "x86-64": set[str](),
+    "x86-64-v4-bf16": Level(_V4 | {"avx512_bf16"}, ["-march=x86-64-v4", "-mavx512bf16"]),
+    "x86-64-v4": Level(_V4, ["-march=x86-64-v4"]),
+    "x86-64-v3": Level({"avx2", "bmi2", "f16c", "fma"}, ["-march=x86-64-v3"]),
+    "x86-64": Level(set(), ["-march=x86-64"]),
 }
-"""GCC's names of the x86-64 levels, best first, and the CPU flags each needs."""
+"""By name, best first. int8 products besides look for VNNI when they run."""
+_NATIVE = Level(set(), ["-march=native"])
 
 
 class NoCompilerError(RuntimeError):
@@ -36,7 +48,7 @@ def level() -> str:
     if cpuinfo.exists():
         line = next((line for line in cpuinfo.read_text().splitlines() if line.startswith("flags")), "")
         flags = set(line.split())
-    return next(name for name, needed in LEVELS.items() if needed <= flags)
+    return next(name for name, needs in LEVELS.items() if needs.flags <= flags)
 
 
 def shared_object(name: str) -> Path:
@@ -50,7 +62,7 @@ def shared_object(name: str) -> Path:
     compiler = shutil.which(os.environ.get("CXX", "")) or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise NoCompilerError("no C++ compiler found (CXX, g++ or clang++)")
-    command = _command(compiler, name)
+    command = command_for(compiler, name)
     key = hashlib.sha256("\0".join([*command, *_source_texts()]).encode()).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paternoster" / "kernels"
     target = cache / f"{name}-{key}.so"
@@ -70,9 +82,15 @@ def compile_library(command: list[str], target: Path) -> None:
         built.replace(target)
 
 
-def _command(compiler: str, name: str) -> list[str]:
-    flags = ["-O3", f"-march={name}", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-Wno-psabi"]
-    return [compiler, *flags, *(str(path) for path in sorted(SOURCES.glob("*.cpp")))]
+def command_for(compiler: str, name: str, *more: str) -> list[str]:
+    """How the library of a level is compiled, but for where it goes; later options win."""
+    flags = ["-O3", *LEVELS.get(name, _NATIVE).options, "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-Wno-psabi"]
+    return [compiler, *flags, *more, *(str(path) for path in sorted(SOURCES.glob("*.cpp")))]
+
+
+def version() -> str:
+    """Changes whenever the kernels' sources do, and so may their numbers."""
+    return hashlib.sha256("\0".join(_source_texts()).encode()).hexdigest()[:8]
 
 
 def _source_texts() -> list[str]:
@@ -82,7 +100,7 @@ def _source_texts() -> list[str]:
 def _main(folder: str) -> None:
     names = LEVELS if level() != "native" else ["native"]
     for name in names:
-        compile_library(_command(os.environ.get("CXX", "g++"), name), Path(folder) / f"{name}.so")
+        compile_library(command_for(os.environ.get("CXX", "g++"), name), Path(folder) / f"{name}.so")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@
 #if defined(__clang__)
 #pragma clang fp contract(off)
 #endif
+#include "products.h"
+
 #include <vector>
 
 #include "rotation.h"
@@ -22,7 +24,6 @@ namespace {
 
 constexpr int64_t kColumns = 32;
 constexpr int kRows = 12;  // rows that share one read of the weights: 24 vectors of sums, which fit 32 registers
-constexpr int64_t kWorthThreads = 1 << 16;  // bytes of weights, or elements of rows, below which threads cost more
 
 typedef uint8_t bytes __attribute__((vector_size(16)));
 
@@ -109,15 +110,9 @@ void sums_of(const uint8_t* x, int64_t depth, const int8_t* weights, int m, int3
   sums_plain(x, depth, weights, m, sums);
 }
 
-struct Product {
-  const void* x; const int8_t* weights; const float* scales; const int32_t* offsets; const void* bias; void* out;
-  int64_t rows, columns, depth;
-};
-
 // From one row's integer sums to its outputs. Never inlined: one piece of code rounds for every number of rows.
 template <typename T>
-__attribute__((noinline)) void finish(const Product& p, const int32_t* sums, float row_scale, int64_t row, int64_t first) {
-  T* out = static_cast<T*>(p.out) + row * p.columns;
+__attribute__((noinline)) void finish(const Product& p, const int32_t* sums, float row_scale, T* out, int64_t first) {
   const T* bias = static_cast<const T*>(p.bias);
   const int64_t last = std::min(first + kColumns, p.columns);
   int64_t n = first;
@@ -137,36 +132,44 @@ __attribute__((noinline)) void finish(const Product& p, const int32_t* sums, flo
 }
 
 template <typename T>
-void product(const Product& p) {
-  const int64_t padded = (p.depth + 3) / 4 * 4, groups = (p.columns + kColumns - 1) / kColumns;
-  static thread_local std::vector<uint8_t> quantized;  // kept: a step makes hundreds of calls
-  static thread_local std::vector<float> row_scales;
-  if (int64_t(quantized.size()) < p.rows * padded) quantized.resize(p.rows * padded);
-  if (int64_t(row_scales.size()) < p.rows) row_scales.resize(p.rows);
-  uint8_t* const q = quantized.data();
-  float* const scale = row_scales.data();
-  const T* x = static_cast<const T*>(p.x);
-#pragma omp parallel for if (p.rows * padded >= kWorthThreads)
-  for (int64_t r = 0; r < p.rows; ++r) {
-    static thread_local std::vector<float> turned;
-    if (int64_t(turned.size()) < p.depth) turned.resize(p.depth);
-    scale[r] = quantize(x + r * p.depth, turned.data(), q + r * padded, p.depth, padded);
-  }
-#pragma omp parallel for if (groups > 1 && groups * kColumns * padded >= kWorthThreads)
-  for (int64_t g = 0; g < groups; ++g) {
-    alignas(64) int32_t sums[kRows][kColumns];
-    for (int64_t r = 0; r < p.rows; r += kRows) {
-      const int m = int(std::min<int64_t>(kRows, p.rows - r));
-      sums_of(q + r * padded, padded, p.weights + g * kColumns * padded, m, sums);
-      for (int i = 0; i < m; ++i) finish<T>(p, sums[i], scale[r + i], r + i, g * kColumns);
-    }
-  }
+void product(const Product& p, const T* x, T* out, int64_t rows) {
+  static thread_local std::vector<uint8_t> values;  // kept: a step makes hundreds of calls
+  static thread_local std::vector<float> scales;
+  const int64_t size = rows * ((p.depth + 3) / 4 * 4);
+  if (int64_t(values.size()) < size) values.resize(size);
+  if (int64_t(scales.size()) < rows) scales.resize(rows);
+  const QuantizedRows quantized{values.data(), scales.data()};
+#pragma omp parallel if (worth_threads(p))
+  int8_rows(p, x, out, rows, quantized);
 }
 
 }  // namespace
 
-extern "C" void int8_product(const void* x, const int8_t* weights, const float* scales, const int32_t* offsets,
-                             const void* bias, void* out, int64_t rows, int64_t columns, int64_t depth, int bfloat16) {
-  const Product p{x, weights, scales, offsets, bias, out, rows, columns, depth};
-  bfloat16 ? product<uint16_t>(p) : product<float>(p);
+template <typename T>
+void int8_rows(const Product& p, const T* x, T* out, int64_t rows, const QuantizedRows& quantized) {
+  const int64_t padded = (p.depth + 3) / 4 * 4, groups = (p.columns + kColumns - 1) / kColumns;
+  const auto* weights = static_cast<const int8_t*>(p.weights);
+#pragma omp for schedule(static)
+  for (int64_t r = 0; r < rows; ++r) {
+    static thread_local std::vector<float> turned;
+    if (int64_t(turned.size()) < p.depth) turned.resize(p.depth);
+    quantized.scales[r] = quantize(x + r * p.depth, turned.data(), quantized.values + r * padded, p.depth, padded);
+  }
+#pragma omp for schedule(static)
+  for (int64_t g = 0; g < groups; ++g) {
+    alignas(64) int32_t sums[kRows][kColumns];
+    for (int64_t r = 0; r < rows; r += kRows) {
+      const int m = int(std::min<int64_t>(kRows, rows - r));
+      sums_of(quantized.values + r * padded, padded, weights + g * kColumns * padded, m, sums);
+      for (int i = 0; i < m; ++i)
+        finish(p, sums[i], quantized.scales[r + i], out + (r + i) * p.columns, g * kColumns);
+    }
+  }
+}
+template void int8_rows(const Product&, const float*, float*, int64_t, const QuantizedRows&);
+template void int8_rows(const Product&, const uint16_t*, uint16_t*, int64_t, const QuantizedRows&);
+
+extern "C" void int8_product(const Product* p, const void* x, void* out, int64_t rows, int bfloat16) {
+  if (bfloat16) product(*p, static_cast<const uint16_t*>(x), static_cast<uint16_t*>(out), rows);
+  else product(*p, static_cast<const float*>(x), static_cast<float*>(out), rows);
 }

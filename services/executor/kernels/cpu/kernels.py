@@ -1,34 +1,26 @@
 """The compiled kernels as the model sees them; see ``interface``."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from services.executor.batch import StepBatch
 from services.executor.kernels import linear
-from services.executor.kernels.cpu.bindings import CpuLibrary
-from services.executor.kernels.interface import LayerCache, Linear, QkNorm, Quantization, Rotary
-
-
-class _CompiledAttention:
-    """One step's attention; see ``interface.StepAttention``."""
-
-    def __init__(self, library: CpuLibrary, batch: StepBatch) -> None:
-        self._library = library
-        self._positions = torch.from_numpy(batch.positions)
-        self._slots = torch.from_numpy(batch.slot_mapping)
-        self._tables = torch.from_numpy(batch.block_tables)
-        self._starts = torch.from_numpy(batch.query_starts)
-        self._lens = torch.from_numpy(batch.context_lens)
-
-    def rotate_and_write(
-        self, qkv_TXD: Tensor, num_heads: int, rotary: Rotary | None, norm: QkNorm | None, cache: LayerCache
-    ) -> Tensor:
-        norms = (norm.query_D, norm.key_D, norm.eps) if norm else (None, None, 0.0)
-        cos, sin = rotary or (None, None)
-        return self._library.rotary_write(qkv_TXD, cos, sin, self._positions, self._slots, *cache, num_heads, *norms)
-
-    def attend(self, queries_THD: Tensor, cache: LayerCache, scale: float, window: int) -> Tensor:
-        return self._library.paged_attention(queries_THD, *cache, self._tables, self._starts, self._lens, scale, window)
+from services.executor.kernels.cpu import build
+from services.executor.kernels.cpu.bindings import CpuLibrary, new_cache
+from services.executor.kernels.cpu.decoder import CompiledDecoder
+from services.executor.kernels.cpu.products import Product
+from services.executor.kernels.cpu.step import CompiledAttention
+from services.executor.kernels.decoder import ComposedDecoder
+from services.executor.kernels.interface import (
+    Decoder,
+    DecoderLayer,
+    DecoderShape,
+    LayerCache,
+    Linear,
+    Quantization,
+)
 
 
 class CompiledKernels:
@@ -37,19 +29,15 @@ class CompiledKernels:
     def __init__(self, quantization: Quantization = "none") -> None:
         self._library = CpuLibrary()
         self.quantization = quantization
-        self.name = f"compiled {self._library.level}"
+        self.name = f"compiled {self._library.level} {build.version()}"
 
     def new_cache(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
     ) -> LayerCache:
-        """Keys lie transposed in their block, so that one vector holds neighbouring positions."""
-        return LayerCache(
-            torch.zeros(num_blocks, num_kv_heads, head_dim, block_size, dtype=dtype),
-            torch.zeros(num_blocks, num_kv_heads, block_size, head_dim, dtype=dtype),
-        )
+        return LayerCache(*new_cache(num_blocks, num_kv_heads, block_size, head_dim, dtype))
 
-    def step(self, batch: StepBatch, block_size: int) -> _CompiledAttention:
-        return _CompiledAttention(self._library, batch)
+    def step(self, batch: StepBatch, block_size: int) -> CompiledAttention:
+        return CompiledAttention(self._library, batch)
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         if self.quantization == "int8":
@@ -63,3 +51,10 @@ class CompiledKernels:
 
     def silu_mul(self, gate_up_TC: Tensor) -> Tensor:
         return self._library.silu_mul(gate_up_TC)
+
+    def decoder(self, layers: Sequence[DecoderLayer], shape: DecoderShape) -> Decoder:
+        """In one piece where every product is the library's own."""
+        products = [product for layer in layers for product in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+        if all(isinstance(product, Product) for product in products):
+            return CompiledDecoder(self._library.decode, layers, shape, int8=self.quantization == "int8")
+        return ComposedDecoder(self, layers, shape)

@@ -1,260 +1,286 @@
 // Paged attention on a CPU: one call serves prefill chunks, decodes and any mix of them.
 //
-// Layouts (block_size a multiple of 16, D = head_dim a multiple of 16):
-//   query, out   [T, heads, D]                         rows of all sequences, one after another
-//   key cache    [blocks, kv_heads, D, block_size]     transposed, so that one vector holds 16 neighbouring positions
-//   value cache  [blocks, kv_heads, block_size, D]
+// A pack is 32 bits: one float, or two neighbouring bfloat16 that a dot product takes together (vector.h). Layouts, with
+// P values in a pack, B = block_size and D = head_dim multiples of 16:
+//   query, out  [T, heads, D]               rows of all sequences, one after another
+//   cache       [blocks, kv_heads, 2, B*D]  the keys of a head in a block, then its values: memory likes to be read on
+//     keys        [D / P, B, P]             one vector holds a pack of dimensions of 16 positions
+//     values      [B / P, D, P]             one vector holds a pack of positions of 16 dimensions
 //
 // Every (row, head) is reduced over its positions in one fixed order: segments of kSegment positions from position 0
-// on, inside a segment 16 positions at a time, then the segments in order. Neither the batch, nor the chunk cut, nor the
-// number of threads changes that order, so a row's bits depend on its own sequence alone. Positions past the row's own
-// are masked to a weight of exactly zero, and a wholly masked group of 16 is skipped, which leaves the same bits.
-#include <vector>
+// on, inside a segment one sum from its first pack to its last, then the segments in order. Neither the batch, nor the
+// chunk cut, nor the number of threads changes that order, so a row's bits depend on its own sequence alone. Positions
+// that a row may not see weigh exactly zero and what lies there never enters a sum: it may be anything, NaN included.
+#include "paged_attention.h"
 
 #include "vector.h"
 
 namespace {
 
 constexpr int kSegment = 256;
-constexpr int kTile = 8;  // (query row, head of the group) pairs that share one read of the keys and values
-
+constexpr int kMaxDim = 256;
+constexpr int kTile = 24;  // (query row, head of the group) pairs that one thread takes through the context together
 constexpr int64_t kWorthThreads = 1 << 19;  // multiplications, about 30 us: below that waking threads costs more
 
-struct Partial { float peak, total; };
+// One (query row, head) of a tile: which positions it sees, and its weighted values so far, relative to the peak.
+struct Pair { int oldest, position; float peak, total; };
 
-// One segment of one sequence and one kv head, as N (row, head) pairs see it. position[i] is pair i's own position,
-// oldest[i] the first one it may see.
+// One segment of one sequence and one kv head.
 template <typename T>
 struct Segment {
-  const T* keys; const T* values; const int32_t* table; const int* position; const int* oldest;
-  int block_size; int64_t block_stride; int first, last;
+  const T* cache; const int32_t* table;
+  int64_t block_stride; int block_size, dim, first, last;
+  int end;      // of the context: what may be asked for ahead
+  float scale;  // of the logarithms to base two
 
   // Where the sixteen positions from pos on lie, a multiple of 16: all in one block.
-  int64_t block(int pos) const { return table[pos / block_size] * block_stride; }
+  const T* keys_at(int pos) const {
+    return cache + table[pos / block_size] * block_stride + pos % block_size * kPack<T>;
+  }
+  const T* values_at(int pos) const {
+    return cache + table[pos / block_size] * block_stride + int64_t(block_size + pos % block_size) * dim;
+  }
+};
+
+template <typename T>
+struct Tile {
+  alignas(64) T query[kTile][kMaxDim];
+  alignas(64) float sum[kTile][kMaxDim];
+  Pair pair[kTile];
 };
 
 // Scores of G groups of sixteen positions from first + at on: sums over D in order, each group's on its own, so that G
 // only says how much is under way at once.
-template <typename T, int D, int N, int G>
-inline void score_groups(const Segment<T>& s, const float (*q)[D], int at, float (*score)[kSegment]) {
+template <typename T, int M, int G>
+inline void score_groups(const Segment<T>& s, const T (*query)[kMaxDim], const Pair* pair, int at, float (*score)[kSegment]) {
   // Blocks lie anywhere in memory, and each is too short for the hardware to foresee the next: the keys of the next
-  // groups and the values of these, which are read last, are asked for meanwhile. Tiles of many pairs compute longer
-  // than they wait.
-  constexpr bool kAhead = N <= 4;
+  // groups and the values of these, which are read last, are asked for meanwhile, into the second cache, for the first
+  // has few misses under way. Many pairs compute longer than they wait.
+  constexpr bool kAhead = M <= 4;
   const T* keys[G]; const T* next_keys[G]; const T* values[G];
-  vec sum[G][N];
+  vec sum[G][M];
 #pragma GCC unroll 8
   for (int g = 0; g < G; ++g) {
     const int pos = s.first + at + g * kWidth;
-    keys[g] = s.keys + s.block(pos) + pos % s.block_size;
+    keys[g] = s.keys_at(pos);
     if constexpr (kAhead) {
-      const int next = pos + G * kWidth < s.last ? pos + G * kWidth : pos;
-      next_keys[g] = s.keys + s.block(next) + next % s.block_size;
-      values[g] = s.values + s.block(pos) + int64_t(pos % s.block_size) * D;
+      next_keys[g] = pos + G * kWidth < s.end ? s.keys_at(pos + G * kWidth) : keys[g];
+      values[g] = s.values_at(pos);
     }
 #pragma GCC unroll 8
-    for (int i = 0; i < N; ++i) sum[g][i] = vec{};
+    for (int i = 0; i < M; ++i) sum[g][i] = vec{};
   }
-  for (int d = 0; d < D; ++d) {
+  const int64_t stride = s.block_size * kPack<T>;
+  for (int d = 0; d < s.dim; d += kPack<T>) {
+    uvec key[G];
 #pragma GCC unroll 8
     for (int g = 0; g < G; ++g) {
-      const vec key = load(keys[g] + int64_t(d) * s.block_size);
-      if (kAhead && (sizeof(T) == 4 || d % 2 == 0)) {
-        __builtin_prefetch(next_keys[g] + int64_t(d) * s.block_size);
-        __builtin_prefetch(values[g] + d * kWidth);
+      key[g] = load_packs(keys[g]);
+      keys[g] += stride;
+      if constexpr (kAhead) {
+        __builtin_prefetch(next_keys[g], 0, 2);
+        __builtin_prefetch(values[g], 0, 2);
+        next_keys[g] += stride;
+        values[g] += kWidth * kPack<T>;
       }
+    }
 #pragma GCC unroll 8
-      for (int i = 0; i < N; ++i) sum[g][i] += key * q[i][d];
+    for (int i = 0; i < M; ++i) {
+      const uvec each = uvec{} + pack_at(query[i] + d);
+#pragma GCC unroll 8
+      for (int g = 0; g < G; ++g) sum[g][i] = dot(sum[g][i], key[g], each, T{});
     }
   }
   const ivec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 #pragma GCC unroll 8
   for (int g = 0; g < G; ++g)
 #pragma GCC unroll 8
-    for (int i = 0; i < N; ++i) {
+    for (int i = 0; i < M; ++i) {
       const ivec pos = lane + (s.first + at + g * kWidth);
-      const ivec masked = (pos > ivec{} + s.position[i]) | (pos < ivec{} + s.oldest[i]);
-      store(&score[i][at + g * kWidth], masked ? vec{} - INFINITY : sum[g][i]);
+      const ivec hidden = (pos > ivec{} + pair[i].position) | (pos < ivec{} + pair[i].oldest);
+      store(&score[i][at + g * kWidth], hidden ? vec{} - INFINITY : sum[g][i]);
     }
 }
 
-// acc[i][D] = the values of the segment weighted by score[i], for pairs from..from + M - 1.
-template <typename T, int D, int M>
-inline void weigh(const Segment<T>& s, int from, const float (*score)[kSegment], float (*acc)[D]) {
-  constexpr int kVecs = D / kWidth;
-  vec out[M][kVecs];
-  int seen_from = 0, seen_to = s.last - 1;  // by all M
-#pragma GCC unroll 16
+// acc[i] = the values of the segment weighted by weight[i], C vectors of dimensions from `dim` on.
+template <typename T, int M, int C>
+inline void weigh(const Segment<T>& s, const T (*weight)[kSegment], const Pair* pair, int dim, float (*acc)[kMaxDim]) {
+  vec out[M][C];
+  int seen_from = s.first, seen_to = s.last - 1;  // by all M
+#pragma GCC unroll 8
   for (int i = 0; i < M; ++i) {
-    seen_from = std::max(seen_from, s.oldest[from + i]);
-    seen_to = std::min(seen_to, s.position[from + i]);
-#pragma GCC unroll 16
-    for (int c = 0; c < kVecs; ++c) out[i][c] = vec{};
+    seen_from = std::max(seen_from, pair[i].oldest);
+    seen_to = std::min(seen_to, pair[i].position);
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) out[i][c] = vec{};
   }
   for (int group = s.first; group < s.last; group += kWidth) {
-    const T* v = s.values + s.block(group) + int64_t(group % s.block_size) * D;
+    const T* v = s.values_at(group) + dim * kPack<T>;
     const int end = std::min(group + kWidth, s.last);
-    const bool all_seen = seen_from <= group && end - 1 <= seen_to;
-    for (int pos = group; pos < end; ++pos, v += D) {
-      vec value[kVecs];
-#pragma GCC unroll 16
-      for (int c = 0; c < kVecs; ++c) value[c] = load(v + c * kWidth);
+    const bool all_seen = seen_from <= group && group + kWidth - 1 <= seen_to;
+    for (int pos = group; pos < end; pos += kPack<T>, v += int64_t(s.dim) * kPack<T>) {
+      uvec value[C];
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) value[c] = load_packs(v + c * kWidth * kPack<T>);
       if (all_seen) {
-#pragma GCC unroll 16
-        for (int i = 0; i < M; ++i)
-#pragma GCC unroll 16
-          for (int c = 0; c < kVecs; ++c) out[i][c] += value[c] * score[from + i][pos - s.first];
-      } else {
-#pragma GCC unroll 16
-        for (int i = 0; i < M; ++i)
-          if (s.oldest[from + i] <= pos && pos <= s.position[from + i])  // what lies in other slots may be anything
-#pragma GCC unroll 16
-            for (int c = 0; c < kVecs; ++c) out[i][c] += value[c] * score[from + i][pos - s.first];
+#pragma GCC unroll 8
+        for (int i = 0; i < M; ++i) {
+          const uvec each = uvec{} + pack_at(weight[i] + pos - s.first);
+#pragma GCC unroll 8
+          for (int c = 0; c < C; ++c) out[i][c] = dot(out[i][c], value[c], each, T{});
+        }
+        continue;
+      }
+#pragma GCC unroll 8
+      for (int i = 0; i < M; ++i) {
+        uint32_t seen = 0;  // of the pack
+        for (int p = 0; p < kPack<T>; ++p)
+          if (pair[i].oldest <= pos + p && pos + p <= pair[i].position) seen |= (~0u >> (32 - 8 * sizeof(T))) << (8 * sizeof(T) * p);
+        if (!seen) continue;
+        const uvec each = uvec{} + pack_at(weight[i] + pos - s.first);
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) out[i][c] = dot(out[i][c], value[c] & seen, each, T{});
       }
     }
   }
-#pragma GCC unroll 16
+#pragma GCC unroll 8
   for (int i = 0; i < M; ++i)
-#pragma GCC unroll 16
-    for (int c = 0; c < kVecs; ++c) store(acc[from + i] + c * kWidth, out[i][c]);
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) store(acc[i] + dim + c * kWidth, out[i][c]);
 }
 
-// Turns one pair's scores into weights. This and merge are never inlined: one piece of code rounds for tiles of every
-// size, or the compiler may fuse other products with additions in one than in another.
-__attribute__((noinline)) Partial weights_of(float* score, int live) {
-  const int end = live <= 0 ? 0 : (live + kWidth - 1) / kWidth * kWidth;
+// Turns one pair's scores into weights. This and merge are never inlined: one piece of code rounds for any number of
+// pairs, or the compiler may fuse other products with additions for one than for another.
+template <typename T>
+__attribute__((noinline)) Pair weights_of(const float* score, float scale, int live, T* weight) {
+  const int end = (live + kWidth - 1) / kWidth * kWidth;
   vec top = vec{} - INFINITY;
   for (int at = 0; at < end; at += kWidth) { const vec s = load(score + at); top = s > top ? s : top; }
-  Partial partial = {end ? reduce_max(top) : -INFINITY, 0.0f};
-  if (partial.peak == -INFINITY) return partial;  // it sees nothing of this segment
+  Pair found = {0, 0, reduce_max(top), 0.0f};
+  if (found.peak == -INFINITY) return found;  // it sees nothing of this segment
   vec sum = {};
   for (int at = 0; at < end; at += kWidth) {
-    const vec weight = exp_nonpositive(load(score + at) - partial.peak);
-    sum += weight;
-    store(score + at, weight);
+    const vec w = exp2_nonpositive((load(score + at) - found.peak) * scale);
+    sum += w;
+    store(weight + at, w);
   }
-  partial.total = reduce_sum(sum);
-  return partial;
+  found.total = reduce_sum(sum);
+  return found;
 }
 
 // Adds a segment's values to one pair's sum so far.
-template <int D>
-__attribute__((noinline)) void merge(const Partial& partial, const float* acc, Partial* all, float* sum) {
-  if (partial.peak == -INFINITY) return;
-  const float top = std::max(all->peak, partial.peak);
-  const float old_weight = all->peak == -INFINITY ? 0.0f : std::exp(all->peak - top);
-  const float new_weight = std::exp(partial.peak - top);
-  for (int d = 0; d < D; ++d) sum[d] = sum[d] * old_weight + acc[d] * new_weight;
-  *all = {top, all->total * old_weight + partial.total * new_weight};
+__attribute__((noinline)) void merge(const Pair& found, const float* acc, float scale, int dim, Pair* pair, float* sum) {
+  if (found.peak == -INFINITY) return;
+  const float top = std::max(pair->peak, found.peak);
+  const float old_weight = pair->peak == -INFINITY ? 0.0f : std::exp2((pair->peak - top) * scale);
+  const float new_weight = std::exp2((found.peak - top) * scale);
+  for (int d = 0; d < dim; d += kWidth) store(sum + d, load(sum + d) * old_weight + load(acc + d) * new_weight);
+  pair->total = pair->total * old_weight + found.total * new_weight;
+  pair->peak = top;
 }
 
-// acc[i][D] receives the weighted values of the segment, partial[i] their peak and total weight.
-template <typename T, int D, int N>
-void segment(const Segment<T>& s, const float (*q)[D], float (*acc)[D], Partial* partial) {
-  constexpr int kGroups = N <= 4 ? 4 : 2;                  // enough sums under way to hide an addition's latency
-  constexpr int kPairs = std::max(1, 16 / (D / kWidth));  // what fits the registers
-  alignas(64) float score[N][kSegment];
-  const int length = s.last - s.first, padded = (length + kWidth - 1) / kWidth * kWidth;
+// One segment for M pairs.
+template <typename T, int M>
+void segment(const Segment<T>& whole, const T (*query)[kMaxDim], Pair* pair, float (*sum)[kMaxDim]) {
+  alignas(64) float score[M][kSegment];
+  alignas(64) T weight[M][kSegment];
+  alignas(64) float acc[M][kMaxDim];
+  Segment<T> s = whole;
+  s.last = std::min(s.last, pair[M - 1].position + 1);  // the last pair sees furthest
+  if (s.last <= s.first) return;
+  const int length = s.last - s.first;
+  constexpr int kGroups = M <= 3 ? 8 : 4;  // as many sums under way as the registers hold
+  constexpr int kFewer = kGroups / 4;
   int at = 0;
-  for (; at + kGroups * kWidth <= padded; at += kGroups * kWidth) score_groups<T, D, N, kGroups>(s, q, at, score);
-  for (; at < padded; at += kWidth) score_groups<T, D, N, 1>(s, q, at, score);
-  for (int i = 0; i < N; ++i) partial[i] = weights_of(score[i], std::min(s.position[i] + 1 - s.first, length));
-  constexpr int kWhole = N / kPairs * kPairs;
-  for (int i = 0; i < kWhole; i += kPairs) weigh<T, D, kPairs>(s, i, score, acc);
-  if constexpr (kWhole < N) weigh<T, D, N - kWhole>(s, kWhole, score, acc);
+  for (; at + kGroups * kWidth <= length; at += kGroups * kWidth) score_groups<T, M, kGroups>(s, query, pair, at, score);
+  for (; at + kFewer * kWidth <= length; at += kFewer * kWidth) score_groups<T, M, kFewer>(s, query, pair, at, score);
+  for (; at < length; at += kWidth) score_groups<T, M, 1>(s, query, pair, at, score);
+  Pair found[M];
+  for (int i = 0; i < M; ++i) {
+    const int live = std::min(pair[i].position + 1 - s.first, length);
+    found[i] = weights_of(score[i], s.scale, std::max(live, 0), weight[i]);
+  }
+  int dim = 0;
+  for (; dim + 4 * kWidth <= s.dim; dim += 4 * kWidth) weigh<T, M, 4>(s, weight, pair, dim, acc);
+  for (; dim < s.dim; dim += kWidth) weigh<T, M, 1>(s, weight, pair, dim, acc);
+  for (int i = 0; i < M; ++i) merge(found[i], acc[i], s.scale, s.dim, &pair[i], sum[i]);
 }
 
-struct Call {
-  const void* query; const void* keys; const void* values; void* out;
-  const int32_t* tables; const int32_t* starts; const int32_t* lens;
-  int64_t table_width; int sequences, heads, kv_heads, block_size, window; float scale;
-};
+// One segment for all n pairs of a tile, as many at a time as the registers hold.
+template <typename T>
+void segment(const Segment<T>& s, Tile<T>& t, int n) {
+  int i = 0;
+  for (; i + 6 <= n; i += 6) segment<T, 6>(s, t.query + i, t.pair + i, t.sum + i);
+  switch (n - i) {
+    case 5: segment<T, 3>(s, t.query + i, t.pair + i, t.sum + i); i += 3; [[fallthrough]];
+    case 2: return segment<T, 2>(s, t.query + i, t.pair + i, t.sum + i);
+    case 4: return segment<T, 4>(s, t.query + i, t.pair + i, t.sum + i);
+    case 3: return segment<T, 3>(s, t.query + i, t.pair + i, t.sum + i);
+    case 1: return segment<T, 1>(s, t.query + i, t.pair + i, t.sum + i);
+  }
+}
 
-// One tile: N pairs from first_pair on, of sequence s and one kv head.
-template <typename T, int D, int N>
-void tile(const Call& c, int s, int kv_head, int first_pair) {
-  const int group = c.heads / c.kv_heads;
-  const int rows = c.starts[s + 1] - c.starts[s];
-  const T* query = static_cast<const T*>(c.query);
-  T* out = static_cast<T*>(c.out);
-  const int64_t head_stride = int64_t(c.block_size) * D, block_stride = head_stride * c.kv_heads;
-  const T* keys = static_cast<const T*>(c.keys) + kv_head * head_stride;
-  const T* values = static_cast<const T*>(c.values) + kv_head * head_stride;
-  alignas(64) float q[N][D], acc[N][D], sum[N][D];
-  int position[N] = {}, oldest[N] = {};
-  int64_t offset[N];
-  Partial all[N];
-  for (int i = 0; i < N; ++i) {
+// n pairs from first_pair on, of sequence s and one kv head.
+template <typename T>
+void tile(const Attention& c, int s, int kv_head, int first_pair, int n) {
+  static thread_local Tile<T> t;
+  const int D = c.head_dim, group = c.heads / c.kv_heads, rows = c.starts[s + 1] - c.starts[s];
+  int64_t offset[kTile];
+  for (int i = 0; i < n; ++i) {
     const int row = (first_pair + i) / group, head = kv_head * group + (first_pair + i) % group;
     offset[i] = (int64_t(c.starts[s] + row) * c.heads + head) * D;
-    for (int d = 0; d < D; ++d) q[i][d] = widen(query[offset[i] + d]) * c.scale;
-    position[i] = c.lens[s] - rows + row;
-    oldest[i] = c.window ? std::max(0, position[i] - c.window + 1) : 0;
-    all[i] = {-INFINITY, 0.0f};
-    std::memset(sum[i], 0, sizeof sum[i]);
+    std::memcpy(t.query[i], static_cast<const T*>(c.query) + offset[i], D * sizeof(T));
+    std::memset(t.sum[i], 0, D * sizeof(float));
+    const int position = c.lens[s] - rows + row;
+    t.pair[i] = {c.window ? std::max(0, position - c.window + 1) : 0, position, -INFINITY, 0.0f};
   }
-  const int end = position[N - 1] + 1;
-  Partial partial[N];
-  for (int first = oldest[0] / kSegment * kSegment; first < end; first += kSegment) {
-    segment<T, D, N>({keys, values, c.tables + s * c.table_width, position, oldest, c.block_size, block_stride, first,
-                      std::min(first + kSegment, end)}, q, acc, partial);
-    for (int i = 0; i < N; ++i) merge<D>(partial[i], acc[i], &all[i], sum[i]);
+  const int64_t head_stride = int64_t(c.block_size) * D * 2;
+  const int end = t.pair[n - 1].position + 1;
+  Segment<T> part = {static_cast<const T*>(c.cache) + kv_head * head_stride, c.tables + s * c.table_width,
+                     head_stride * c.kv_heads, c.block_size, D, 0, 0, end, c.scale * 1.44269504f};
+  for (part.first = t.pair[0].oldest / kSegment * kSegment; part.first < end; part.first = part.last) {
+    part.last = std::min(part.first + kSegment, end);
+    segment(part, t, n);
   }
-  for (int i = 0; i < N; ++i)
-    for (int d = 0; d < D; ++d) out[offset[i] + d] = narrow(sum[i][d] / all[i].total, T{});
-}
-
-template <typename T, int D>
-void any_tile(const Call& c, int s, int kv_head, int first, int n) {
-  switch (n) {
-    case 1: return tile<T, D, 1>(c, s, kv_head, first);
-    case 2: return tile<T, D, 2>(c, s, kv_head, first);
-    case 3: return tile<T, D, 3>(c, s, kv_head, first);
-    case 4: return tile<T, D, 4>(c, s, kv_head, first);
-    case 8: return tile<T, D, 8>(c, s, kv_head, first);
-  }
-}
-
-// The largest tile that is compiled and not larger than what is left.
-inline int tile_size(int pairs) { return pairs >= kTile ? kTile : std::min(pairs, 4); }
-
-template <typename T, int D>
-void run(const Call& c) {
-  const int group = c.heads / c.kv_heads;
-  struct Task { int sequence, kv_head, first, n; };
-  std::vector<Task> tasks;
-  int64_t work = 0;
-  for (int s = 0; s < c.sequences; ++s) {
-    const int pairs = (c.starts[s + 1] - c.starts[s]) * group;
-    work += int64_t(pairs) * c.kv_heads * c.lens[s] * D * 2;
-    for (int h = 0; h < c.kv_heads; ++h)
-      for (int first = 0, n; first < pairs; first += n) tasks.push_back({s, h, first, n = tile_size(pairs - first)});
-  }
-  const int64_t count = int64_t(tasks.size());
-#pragma omp parallel for schedule(dynamic, 1) if (count > 1 && work >= kWorthThreads)
-  for (int64_t t = 0; t < count; ++t)
-    any_tile<T, D>(c, tasks[t].sequence, tasks[t].kv_head, tasks[t].first, tasks[t].n);
-}
-
-template <typename T>
-int dispatch(const Call& c, int head_dim) {
-  switch (head_dim) {
-    case 16: run<T, 16>(c); return 0;
-    case 32: run<T, 32>(c); return 0;
-    case 64: run<T, 64>(c); return 0;
-    case 80: run<T, 80>(c); return 0;
-    case 96: run<T, 96>(c); return 0;
-    case 128: run<T, 128>(c); return 0;
-    case 256: run<T, 256>(c); return 0;
-  }
-  return 1;
+  for (int i = 0; i < n; ++i)
+    for (int d = 0; d < D; d += kWidth)
+      store(static_cast<T*>(c.out) + offset[i] + d, load(t.sum[i] + d) / t.pair[i].total);
 }
 
 }  // namespace
 
-extern "C" int paged_attention(const void* query, const void* keys, const void* values, void* out, const int32_t* tables,
+AttentionTasks attention_tasks(const Attention& c) {
+  AttentionTasks found = {};
+  const int group = c.heads / c.kv_heads;
+  for (int s = 0; s < c.sequences; ++s) {
+    const int pairs = (c.starts[s + 1] - c.starts[s]) * group;
+    found.products += int64_t(pairs) * c.kv_heads * c.lens[s] * c.head_dim * 2;
+    for (int first = 0; first < pairs; first += kTile) found.tiles.push_back({s, first, std::min(kTile, pairs - first)});
+  }
+  return found;
+}
+
+void attend(const Attention& c, const AttentionTasks& tasks) {
+  const int64_t count = int64_t(tasks.tiles.size()) * c.kv_heads;
+  // A thread that takes all heads of a sequence reads on in memory; few tiles are shared more finely.
+  const int64_t chunk = tasks.tiles.size() >= 16 ? c.kv_heads : 1;
+#pragma omp for schedule(dynamic, chunk)
+  for (int64_t t = 0; t < count; ++t) {
+    const auto& each = tasks.tiles[t / c.kv_heads];
+    const int kv_head = int(t % c.kv_heads);
+    c.bfloat16 ? tile<uint16_t>(c, each.sequence, kv_head, each.first, each.count)
+               : tile<float>(c, each.sequence, kv_head, each.first, each.count);
+  }
+}
+
+extern "C" int paged_attention(const void* query, const void* cache, void* out, const int32_t* tables,
                                int64_t table_width, const int32_t* starts, const int32_t* lens, int sequences, int heads,
                                int kv_heads, int head_dim, int block_size, int window, float scale, int bfloat16) {
-  const Call c{query, keys, values, out, tables, starts, lens, table_width, sequences, heads, kv_heads, block_size, window, scale};
-  return bfloat16 ? dispatch<uint16_t>(c, head_dim) : dispatch<float>(c, head_dim);
+  if (head_dim % kWidth || head_dim > kMaxDim) return 1;
+  const Attention c{query, cache, out, tables, starts, lens, table_width, sequences, heads, kv_heads, head_dim,
+                    block_size, window, scale, bfloat16};
+  const AttentionTasks tasks = attention_tasks(c);
+#pragma omp parallel if (tasks.products >= kWorthThreads)
+  attend(c, tasks);
+  return 0;
 }

@@ -3,6 +3,7 @@
 Both give a row the same bits for any number of rows: see ``bf16.cpp`` and ``int8.cpp``.
 """
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,19 @@ _COLUMNS = 32
 """Columns that are packed together; as the C++ has it."""
 
 
+class LaidOut(ctypes.Structure):
+    """``Product`` of products.h: where the weights of one product are."""
+
+    _fields_ = (
+        ("weights", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("offsets", ctypes.c_void_p),
+        ("columns", ctypes.c_int64),
+        ("depth", ctypes.c_int64),
+    )
+
+
 class Product:
     """[T, depth] -> [T, columns] with weights that only the compiled function can read."""
 
@@ -23,14 +37,16 @@ class Product:
         function: Callable[..., Any],
         shape: torch.Size,
         dtype: torch.dtype,
-        laid_out: list[Tensor | None],
+        parts: dict[str, Tensor | None],
         *last: int,
     ) -> None:
-        """``function`` takes rows, what is ``laid_out``, the result, three sizes and ``last``, as plain pointers."""
+        """``function`` takes what is laid out, rows, the result, the number of rows and ``last``."""
         self._function, self._dtype, self._last = function, dtype, last
         self._columns, self._depth = shape
-        self._kept = laid_out  # the pointers are valid as long as these live
-        self._pointers = [None if part is None else part.data_ptr() for part in laid_out]
+        self._parts = parts  # the pointers are valid as long as these live
+        pointers = {name: part.data_ptr() for name, part in parts.items() if part is not None}
+        self.laid_out = LaidOut(**pointers, columns=self._columns, depth=self._depth)
+        self._place = ctypes.addressof(self.laid_out)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Rows must be contiguous and of the weights' dtype."""
@@ -39,7 +55,7 @@ class Product:
         assert x.dtype is self._dtype
         assert x.is_contiguous()
         out = x.new_empty(num_rows, self._columns)
-        self._function(x.data_ptr(), *self._pointers, out.data_ptr(), num_rows, self._columns, depth, *self._last)
+        self._function(self._place, x.data_ptr(), out.data_ptr(), num_rows, *self._last)
         return out
 
 
@@ -48,7 +64,7 @@ def bfloat16_product(function: Callable[..., Any], weight: Tensor, bias: Tensor 
     assert weight.dtype is torch.bfloat16
     assert bias is None or bias.dtype is weight.dtype
     assert weight.shape[1] % 2 == 0
-    return Product(function, weight.shape, weight.dtype, [_packed(weight, 2), bias])
+    return Product(function, weight.shape, weight.dtype, {"weights": _packed(weight, 2), "bias": bias})
 
 
 def int8_product(function: Callable[..., Any], weight: Tensor, bias: Tensor | None) -> Product:
@@ -56,8 +72,8 @@ def int8_product(function: Callable[..., Any], weight: Tensor, bias: Tensor | No
     assert bias is None or bias.dtype is weight.dtype
     values, scales = int8.quantize(weight)
     offsets = values.sum(dim=1, dtype=torch.int32) * 128  # activations are stored plus 128
-    laid_out = [_packed(values, 4), scales, offsets, bias]
-    return Product(function, weight.shape, weight.dtype, laid_out, weight.dtype is torch.bfloat16)
+    parts = {"weights": _packed(values, 4), "scales": scales, "offsets": offsets, "bias": bias}
+    return Product(function, weight.shape, weight.dtype, parts, weight.dtype is torch.bfloat16)
 
 
 def _packed(weight: Tensor, inputs: int) -> Tensor:

@@ -1,6 +1,6 @@
 """The Triton kernels as the model sees them; see ``interface``. Imports triton: only where a CUDA device serves."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -9,7 +9,16 @@ import triton
 from torch import Tensor
 
 from services.executor.batch import StepBatch
-from services.executor.kernels.interface import LayerCache, Linear, QkNorm, Quantization, Rotary
+from services.executor.kernels.decoder import ComposedDecoder
+from services.executor.kernels.interface import (
+    DecoderLayer,
+    DecoderShape,
+    LayerCache,
+    Linear,
+    QkNorm,
+    Quantization,
+    Rotary,
+)
 from services.executor.kernels.triton import elementwise, tiles
 from services.executor.kernels.triton.attention import attend
 from services.executor.kernels.triton.product import product
@@ -96,3 +105,6 @@ class TritonKernels:
 
     def silu_mul(self, gate_up_TC: Tensor) -> Tensor:
         return elementwise.silu_mul(gate_up_TC)
+
+    def decoder(self, layers: Sequence[DecoderLayer], shape: DecoderShape) -> ComposedDecoder:
+        return ComposedDecoder(self, layers, shape)
