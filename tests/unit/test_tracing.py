@@ -10,6 +10,8 @@ from prometheus_client import CollectorRegistry
 
 from shared import tracing
 from tests.fakes.collector import Collector
+from tests.fakes.gateway_world import world
+from tests.fakes.scripted_scheduler import ScriptedScheduler
 from tests.fakes.waiting import wait_until
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -80,3 +82,18 @@ def test_a_collector_that_is_not_there_is_told_once_and_nobody_waits(caplog: pyt
 @pytest.mark.parametrize("given", ["http://c:4318", "http://c:4318/", "http://c:4318/v1/traces"])
 def test_an_endpoint_needs_no_path(given: str) -> None:
     assert tracing.address(given) == "http://c:4318/v1/traces"
+
+
+async def test_spans_that_break_harm_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("a mistake in what traces")
+
+    with Collector() as collector:
+        async with world(ScriptedScheduler(), otlp_endpoint=collector.url) as w:
+            for place in ("Tracing.start", "Span.set", "Span.end"):
+                with monkeypatch.context() as patch:
+                    patch.setattr(f"shared.tracing.{place}", broken)
+                    for stream in (True, False):
+                        answer = await w.complete(stream=stream, max_tokens=3)
+                        assert (answer.status_code, "error" in answer.text) == (200, False)
+            await w.until_idle()

@@ -67,7 +67,7 @@ class Observe:
         route = route_of(scope["path"])
         request_id = _request_id(scope)
         if self._tracing is not None and route not in POLLED:
-            note.span = trace.begin(self._tracing, scope["method"], route, scope["headers"])
+            trace.begin(self._tracing, note, scope["method"], route, scope["headers"])
         status = 0
 
         async def send_with_id(message: Message) -> None:

@@ -11,12 +11,12 @@ from shared.tracing import Span, Tracing
 TRACEPARENT = b"traceparent"
 
 
-def begin(tracing: Tracing, method: str, route: str, headers: list[tuple[bytes, bytes]]) -> Span:
-    """The span of an HTTP request; the client's own trace goes on in it."""
+@harmless
+def begin(tracing: Tracing, note: Note, method: str, route: str, headers: list[tuple[bytes, bytes]]) -> None:
+    """Note the span of an HTTP request; the client's own trace goes on in it."""
     parent = next((value.decode("latin-1") for name, value in headers if name == TRACEPARENT), "")
-    span = tracing.start(f"{method} {route}", parent, "server")
-    span.set({"http.request.method": method, "http.route": route})
-    return span
+    note.span = tracing.start(f"{method} {route}", parent, "server")
+    note.span.set({"http.request.method": method, "http.route": route})
 
 
 @harmless
