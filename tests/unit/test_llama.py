@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from services.executor.model import config as model_config
-from services.executor.model import rope
+from services.executor.model import rope, weights
 from services.executor.model.weights import Weights, digest, weight_files
 from tests.fakes import tiny_models
 from tests.fakes.paged import Paged, assert_close, reference_logits
@@ -155,3 +155,14 @@ def test_the_digest_tells_weights_apart(tmp_path: Path) -> None:
     assert digest(weight_files(folder)) == before
     tiny_models.edit_weights(folder, **{"model.norm.weight": torch.full((48,), 1.5)})
     assert digest(weight_files(folder)) != before
+
+
+def test_a_load_that_takes_long_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tiny_models.save(tiny_models.reference("llama, tied"), tmp_path)
+    said: list[str] = []
+    for seconds, expected in ((3600.0, []), (-1.0, ["read 1 of 20 tensors", "read 2 of 20 tensors"])):
+        monkeypatch.setattr(weights, "_PROGRESS_S", seconds)
+        opened = Weights(folder, CPU, torch.float32, said.append)
+        for _ in range(2):
+            opened.take("model.norm.weight", 48)
+        assert said == expected
