@@ -78,6 +78,7 @@ def test_values_that_ask_for_nothing(fields: dict[str, Any]) -> None:
         ({"guided_json": "{"}, "guided_json"),
         ({"guided_json": "{}", "response_format": {"type": "json_object"}}, "guided_json"),
         ({"guided_choice": "a"}, "guided_choice"),
+        ({"guided_grammar": '\nroot ::= "a" | "b"'}, "guided_grammar"),
         ({"guided_regex": "a" * (MAX_CONSTRAINT_CHARS + 1)}, "guided_regex"),
     ],
     ids=lambda value: str(value)[:80],

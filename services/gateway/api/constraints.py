@@ -5,6 +5,7 @@ is for ``services.gateway.constraint_checker`` to find out.
 """
 
 import json
+import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -110,7 +111,7 @@ def _values(
         (schema, _json),
         (regex, lambda value, _: Constraint("regex", value)),
         (choice, lambda value, _: _choice(value)),
-        (grammar, lambda value, _: Constraint("lark", value)),
+        (grammar, _lark),
     )
     return [
         Asked(read(value, param), param)
@@ -129,6 +130,12 @@ def _json(schema: JsonSchema, param: str) -> Constraint:
         except (msgspec.DecodeError, RecursionError):
             raise invalid(f"{param}: a schema must be an object, or the JSON text of one", param) from None
     return Constraint("json_schema", msgspec.json.encode(schema).decode())
+
+
+def _lark(grammar: str, param: str) -> Constraint:
+    if re.match(r"\s*[\w-]+\s*::=", grammar):
+        raise invalid(f"{param}: grammars are written in Lark (start: ...), not in EBNF (root ::= ...)", param)
+    return Constraint("lark", grammar)
 
 
 def _choice(choices: list[str]) -> Constraint:
