@@ -50,6 +50,15 @@ def test_how_many_executors_is_answered(tmp_path: Path) -> None:
     assert "executors are enough" in printed
 
 
+def test_a_sweep_over_the_budget_draws_what_it_trades(tmp_path: Path) -> None:
+    report, _ = figures(tmp_path, "--max-step-tokens=32,128", f"--picture={tmp_path / 'p.html'}")
+    drawn = (tmp_path / "p.html").read_text()
+    assert [row["settings"]["max_step_tokens"] for row in report["rows"]] == [32, 128]
+    assert "TTFT over TPOT" in drawn
+    assert drawn.count("<circle") == 2
+    assert "1 executor, max step tokens 128" in drawn
+
+
 def test_one_run_can_be_drawn(tmp_path: Path) -> None:
     figures(tmp_path, f"--picture={tmp_path / 'p.html'}", "--kv=reserve", "--max-tokens=64")
     assert "<svg" in (tmp_path / "p.html").read_text()

@@ -10,7 +10,7 @@ _CELL = 9
 """Pixels a lane is high; a step is as wide where few are drawn."""
 _GAP = 1
 _WIDTH = 1100
-_STYLE = """
+STYLE = """
 :root { color-scheme: light dark; --ink: #1c2024; --paper: #fff; --dead: #d33; --idle: #8882; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6e8ea; --paper: #16181b; --dead: #f55; --idle: #fff1; } }
 body { font: 14px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 2rem; }
@@ -36,7 +36,7 @@ def page(title: str, panels: Iterable[Panel], table: tuple[list[str], list[list[
     """The whole file. ``table`` is a heading row and rows, drawn under the title."""
     parts = [
         "<!doctype html>",
-        f'<html lang="en"><meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>',
+        f'<html lang="en"><meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>',
         f"<h1>{escape(title)}</h1>",
     ]
     if table is not None:

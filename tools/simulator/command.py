@@ -64,7 +64,7 @@ TpotGoal = Annotated[float | None, option("tpot-limit-ms", "Goodput: longest mea
 Find = Annotated[bool, switch("find", "Find the fewest executors with which enough requests meet their limits.")]
 Attain = Annotated[float, option("attain", "How many are enough, from 0 to 1.", min=0, max=1)]
 LoadSeed = Annotated[int, option("seed", "The same seed gives the same load.")]
-Picture = Annotated[str, option("picture", "HTML file for the picture of lanes by steps.")]
+Picture = Annotated[str, option("picture", "HTML file for the picture: lanes by steps or, of a sweep, what it trades.")]
 Steps = Annotated[int, option("steps", "Steps in the picture.", min=1)]
 
 

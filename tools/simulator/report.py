@@ -12,7 +12,7 @@ from rich.table import Table
 from tools.occupancy import text
 from tools.occupancy.page import Panel, page
 from tools.occupancy.record import Recorder
-from tools.simulator import sweep
+from tools.simulator import curve, sweep
 from tools.simulator.engine import Model
 from tools.simulator.figures import Row
 
@@ -38,6 +38,8 @@ def rows(model: Model, load: sweep.MakeWorkload, executors: list[int], budgets: 
             Path(shown.picture).write_text(page("Lanes by steps", panels))
     else:
         found += sweep.grid(model, load, executors, budgets)
+        if shown.picture:
+            Path(shown.picture).write_text(curve.page(found))
     _table(found)
     _write(shown, {"rows": [asdict(row) for row in found]})
     return 0
