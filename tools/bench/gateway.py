@@ -22,7 +22,7 @@ from rich.table import Table
 
 from tools.bench.http import Server
 from tools.bench.system import Running, StartError, system
-from tools.bench.taps import RefusedError, Taps, taps
+from tools.bench.taps import LOOK_S, RefusedError, Taps, taps
 from tools.environment import FAULTS
 from tools.processes import children_environment
 
@@ -79,15 +79,22 @@ class Meter:
 
     async def span(self, opened: Taps, seconds: float) -> Span:
         """Measure from now on."""
-        tokens = await self.metric("generation_tokens_total")
+        tokens = await self._tokens(opened)
         opened.begin()
         began, before = time.monotonic(), self._cpu()
         await opened.flow(seconds)
         took_s = time.monotonic() - began
         gateway_s, scheduler_s, client_s = (now - then for now, then in zip(self._cpu(), before, strict=True))
-        tokens = await self.metric("generation_tokens_total") - tokens
-        events, answers = opened.num_events, opened.num_answers
+        tokens = await self._tokens(opened) - tokens
+        events, answers = opened.num_events, opened.num_answers  # as soon after the answer as at the beginning
         return Span(took_s, gateway_s, scheduler_s, client_s, tokens, events, opened.num_halves(), answers)
+
+    async def _tokens(self, opened: Taps) -> float:
+        """All that the gateway has streamed; nothing piles up meanwhile."""
+        asking = asyncio.create_task(self.metric("generation_tokens_total"))
+        while not asking.done():
+            await opened.flow(LOOK_S)
+        return asking.result()
 
     def _cpu(self) -> tuple[float, float, float]:
         times = [process.cpu_times() for process in (self._gateway, self._scheduler)]
