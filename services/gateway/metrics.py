@@ -5,7 +5,7 @@ can fail a request (``harmless``). docs/metrics.md lists every name.
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -59,6 +59,10 @@ class Metrics:
             buckets=SHORT_S,
             registry=self.registry,
         )
+        self._http_of = cache(self._http_series)
+
+    def _http_series(self, route: str, status_class: int) -> tuple[Counter, Histogram]:
+        return self._http_requests.labels(route, f"{status_class}xx"), self._http_seconds.labels(route)
 
     def watch(self, streams: Callable[[], int], ready: Callable[[], bool], dropped: Mapping[str, int]) -> None:
         """Show what is read at each scrape: live streams, readiness, the link's dropped frames by reason."""
@@ -73,8 +77,9 @@ class Metrics:
     @harmless
     def http_ended(self, route: str, status: int, seconds: float) -> None:
         """An HTTP request of one of a bounded number of routes is over."""
-        self._http_requests.labels(route, f"{status // 100}xx").inc()
-        self._http_seconds.labels(route).observe(seconds)
+        requests, taken = self._http_of(route, status // 100)
+        requests.inc()
+        taken.observe(seconds)
 
     @harmless
     def accepted(self, num_prompt: int, n: int, max_tokens: int | None) -> None:
