@@ -72,3 +72,11 @@ def test_the_budget_bounds_predicted_time_too():
 def test_decodes_that_fill_the_time_leave_the_oldest_a_block():
     cost = taught(10_000, 2_000, 0.2)
     assert shares([prefill(1, 4000), prefill(2, 4000)], budget(512, rows=64, reads=6400, cost=cost)) == {1: 16}
+
+
+def test_a_model_whose_weights_alone_take_longer_than_the_budget_is_not_fed_a_block_at_a_time():
+    cost = taught(1_000_000, 20_000, 0.2)
+    one_decode = budget(512, rows=1, reads=100, cost=cost)
+    assert shares([prefill(1, 4000)], one_decode) == {1: 48}  # 48 rows cost as much as the base, near enough
+    many_decodes = budget(512, rows=64, reads=6400, cost=cost)
+    assert shares([prefill(1, 4000)], many_decodes) == {1: 16}
