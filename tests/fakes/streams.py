@@ -23,6 +23,9 @@ POISON = {666: False, 667: True}
 """Seeds of requests that make every step fail they take part in; of the second kind executors die."""
 FACTS = ModelFacts("tiny", VOCAB, CONTEXT, [EOS], "fake")
 
+RUN_FOR = 12
+"""Undisturbed runs are as long as a multiple of this."""
+
 
 class Undisturbed(NamedTuple):
     """What a request brings that is alone on an executor."""
@@ -98,8 +101,13 @@ class Stream:
 
     def undisturbed(self) -> Undisturbed:
         """What an undisturbed run brings, but for stops."""
-        vocab_size, context_len = self.facts.vocab_size, self.facts.context_len
-        return undisturbed(self.submit.prompt, self.submit.sampling, self.most_tokens, vocab_size, context_len)
+        vocab_size, context_len, most = self.facts.vocab_size, self.facts.context_len, self.most_tokens
+        run_for = most
+        if self.submit.sampling.constraint is None:  # else its text may be over after that
+            # Many streams ask for the same and more or less of it: one run serves them all.
+            run_for = min(-(-most // RUN_FOR) * RUN_FOR, context_len - self.num_prompt)
+        found = undisturbed(self.submit.prompt, self.submit.sampling, run_for, vocab_size, context_len)
+        return Undisturbed(found.output[:most], found.records[:most], found.prompt)
 
     def expected(self) -> tuple[list[int], str]:
         """All output tokens and the finish reason of an undisturbed run."""
