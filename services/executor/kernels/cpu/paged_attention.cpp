@@ -257,6 +257,9 @@ AttentionTasks attention_tasks(const Attention& c) {
     found.products += int64_t(pairs) * c.kv_heads * c.lens[s] * c.head_dim * 2;
     for (int first = 0; first < pairs; first += kTile) found.tiles.push_back({s, first, std::min(kTile, pairs - first)});
   }
+  // The longest first, so that what is left at the end is short.
+  const auto cost = [&](const AttentionTasks::Tile& t) { return int64_t(t.count) * c.lens[t.sequence]; };
+  std::stable_sort(found.tiles.begin(), found.tiles.end(), [&](const auto& a, const auto& b) { return cost(a) > cost(b); });
   return found;
 }
 
