@@ -1,8 +1,9 @@
-"""Keys that options name, read before anything starts: API keys, and those of the links between hosts.
+"""Keys that options name, read before anything starts: API keys, those of the links between hosts, and HTTPS's.
 
 Called by ``tools.main``; what is wrong with them is the user's mistake (BadParameter), told without a key.
 """
 
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import typer
 
 from shared.api_keys import ApiKey, checked, plain_key, read_file
+from tools.options import told
 
 if TYPE_CHECKING:  # zmq is for the commands that have links
     from shared.net.curve import PeerKeys, SchedulerKeys
@@ -27,8 +29,25 @@ def api_keys(keys: list[str] | None, key_file: str) -> tuple[ApiKey, ...]:
         in_file = read_file(Path(key_file)) if key_file else ()
         known = {key.digest for key in in_file}
         return checked([*in_file, *(key for key in given if key.digest not in known)])
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise typer.BadParameter(told(error), param_hint="--api-key-file") from None
+    except ValueError as error:
         raise typer.BadParameter(f"cannot read {key_file}: {error}", param_hint="--api-key-file") from None
+
+
+def check_certificate(certfile: str, keyfile: str, password: str) -> None:
+    """That HTTPS can be served with it: known before a model is loaded, not after. Nothing is served without one."""
+    if not certfile and keyfile:
+        raise typer.BadParameter("it takes both this and --ssl-certfile", param_hint="--ssl-keyfile")
+    if not certfile:
+        return
+    try:
+        for path in filter(None, (certfile, keyfile)):
+            Path(path).read_bytes()  # unlike the next error, this one names the file
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certfile, keyfile or None, lambda: password)
+    except OSError as error:
+        told_as = told(error) if error.filename else f"cannot serve HTTPS with {certfile}: {error.strerror or error}"
+        raise typer.BadParameter(told_as, param_hint="--ssl-certfile") from None
 
 
 def peer_keys(secret_file: str, scheduler_file: str) -> "PeerKeys | None":
@@ -53,4 +72,4 @@ def _read(secret_file: str, other: str, other_option: str, read: Callable[[str, 
     try:
         return read(secret_file, other)
     except (OSError, ValueError) as error:
-        raise typer.BadParameter(str(error), param_hint="--curve-secret-file") from None
+        raise typer.BadParameter(told(error), param_hint="--curve-secret-file") from None

@@ -16,18 +16,23 @@ from typer.exceptions import TyperException
 from tools import environment
 from tools import options as o
 from tools.bench import command as bench
-from tools.keys import api_keys, peer_keys, scheduler_keys
+from tools.keys import api_keys, check_certificate, peer_keys, scheduler_keys
 from tools.simulator.command import simulate
 from tools.waiting_threads import choose_wait
 
 PROGRAM = "paternoster"
 USAGE_ERROR = 2
 
-app = typer.Typer(name=PROGRAM, no_args_is_help=True, add_completion=False, help="Serve language models.")
+app = typer.Typer(
+    name=PROGRAM,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    help="Serve language models.\n\nAn option --max-lanes is also the variable PATERNOSTER_MAX_LANES.",
+)
 model_app = typer.Typer(no_args_is_help=True, help="Prepare a model for serving.")
 app.add_typer(model_app, name="model")
 app.add_typer(bench.app, name="bench")
-app.command()(simulate)
 
 
 def main() -> None:
@@ -39,8 +44,11 @@ def main() -> None:
     try:
         code = command.main(prog_name=PROGRAM, standalone_mode=False)
     except TyperException as error:
-        if message := " ".join(error.format_message().split()).replace("Value error, ", ""):
-            _complain([message])
+        message = error.format_message()
+        if message.startswith("Usage:"):  # no command was named: this is the help
+            print(message, file=sys.stderr)
+        elif message:
+            _complain([" ".join(message.split()).replace("Value error, ", "")])
         sys.exit(error.exit_code)
     except typer.Abort:
         sys.exit(130)
@@ -83,8 +91,9 @@ def _served_name(given: str, model: str, backend: str) -> str:
 
 def _model_folder(model: str, backend: str) -> str:
     if backend == "torch" and not (Path(model) / "config.json").is_file():
+        what = f"{model!r} is not a model folder;" if model else "a model folder is needed;"
         raise typer.BadParameter(
-            f"{model or 'nothing'!r} is not a model folder; fill one with 'paternoster model fetch REF DIR'",
+            f"{what} 'paternoster model fetch REF DIR' fills one",
             param_hint="--model",
         )
     return model
@@ -141,11 +150,12 @@ def up(
     link_port: o.LinkPort = 5701,
     metrics_port: o.UpMetricsPort = 9101,
 ) -> None:
-    """Start gateways, scheduler and executors on this machine, and keep them running."""
+    """Start a whole system on this machine and keep it running."""
     from tools.processes import UpOptions
     from tools.up import run
 
     api_keys(api_key, api_key_file)  # a mistake in them is told now; the gateways read them
+    check_certificate(ssl_certfile, ssl_keyfile, ssl_keyfile_password)
     options = UpOptions(
         host=host,
         port=port,
@@ -350,7 +360,7 @@ def executor(
     log_format: o.LogFormatOption = "text",
     otlp_endpoint: o.OtlpEndpoint = "",
 ) -> None:
-    """Run one executor: the model, its KV cache and its compute threads."""
+    """Run one executor: the model and its KV cache."""
     choose_wait()
     from services.executor.main import run
     from services.executor.options import ExecutorOptions
@@ -386,10 +396,10 @@ def executor(
 def keys(
     directory: Annotated[str, typer.Argument(metavar="DIR", help="Folder to fill.")],
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Who gets a pair; 'client' unless given.")
+        list[str] | None, typer.Argument(metavar="NAME", help="Who gets a pair; 'client' unless given.")
     ] = None,
 ) -> None:
-    """Make keys for links between hosts: the scheduler's, and one for each name; those that exist are kept."""
+    """Make keys for links between hosts. Those that exist are kept."""
     from shared.net.curve import make_keys
 
     try:
@@ -402,25 +412,30 @@ def keys(
 
 @app.command()
 def replay(
-    file: Annotated[str, typer.Argument(help="A journal that 'up --journal' or 'scheduler --journal' has written.")],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="A journal that 'up --journal' or 'scheduler --journal' has written.")
+    ],
     request: Annotated[str, o.option("request", "Id of a request whose story to tell.")] = "",
-    picture: Annotated[str, o.option("picture", "HTML file for the picture of lanes by steps.")] = "",
+    picture: bench.Picture = "",
     steps: Annotated[int, o.option("steps", "Steps of each executor in the picture.", min=1)] = 400,
 ) -> None:
-    """Run a journal through the scheduler's core again and check that it decides the same."""
+    """Run a journal again and check that the same is decided."""
     from tools.replay import ReplayOptions, main
 
     _finish(main(ReplayOptions(Path(file), request, picture, steps)))
 
 
+app.command()(simulate)
+
+
 @model_app.command("fetch")
 def fetch(
-    ref: Annotated[str, typer.Argument(help="'default', a hub id, a local folder or a .gguf file.")],
+    ref: Annotated[str, typer.Argument(metavar="REF", help="'default', a hub id, a local folder or a .gguf file.")],
     directory: Annotated[
-        str, typer.Argument(metavar="[DIR]", help="Folder to fill; the user's cache folder unless given.")
+        str, typer.Argument(metavar="DIR", help="Folder to fill; the user's cache folder unless given.")
     ] = "",
 ) -> None:
-    """Fetch and convert a model into the folder that all services read; prints the folder."""
+    """Fetch and convert a model; print the folder to serve it from."""
     from tools import model
 
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # leaves no half-made folder behind

@@ -28,12 +28,13 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 def option(name: str, help_text: str, variables: tuple[str, ...] = (), **more: Any) -> Any:
     """An option ``--name`` that may also be given as ``PATERNOSTER_NAME``, or else as one of ``variables``."""
     own = variable_of(name)
-    return typer.Option(f"--{name}", envvar=[own, *variables] if variables else own, help=help_text, **more)
+    names = [own, *variables] if variables else own
+    return typer.Option(f"--{name}", envvar=names, show_envvar=False, help=help_text, **more)
 
 
 def switch(name: str, help_text: str) -> Any:
     """An option that is on when named, and off again with ``--no-name``."""
-    return typer.Option(f"--{name}/--no-{name}", envvar=variable_of(name), help=help_text)
+    return typer.Option(f"--{name}/--no-{name}", envvar=variable_of(name), show_envvar=False, help=help_text)
 
 
 def parse_bytes(text: str) -> int:
@@ -45,6 +46,13 @@ def parse_bytes(text: str) -> int:
     if count < 1:
         raise typer.BadParameter(f"{text!r} is no memory at all")
     return count
+
+
+def told(error: Exception) -> str:
+    """An error for a person: what could not be read and why, without the system's number for it."""
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"cannot read {error.filename}: {error.strerror}"
+    return str(error)
 
 
 def writable(path: str) -> str:

@@ -22,6 +22,7 @@ from shared.wire.gateway import Tokens
 from tools.occupancy import text
 from tools.occupancy.page import Panel, page
 from tools.occupancy.record import Recorder
+from tools.options import told
 
 Observer = Callable[[Scheduler, Event, int, list[Action]], None]
 
@@ -139,7 +140,7 @@ def main(options: ReplayOptions) -> int:
         reader = Reader(options.file)
         replayed = run(reader, observe)
     except (OSError, JournalError, snapshot.SnapshotError, Divergence) as error:
-        print(f"paternoster: error: {error}", file=sys.stderr)
+        print(f"paternoster: error: {told(error)}", file=sys.stderr)
         return 1
     _print_summary(options.file, reader, replayed, recorder)
     for rows in recorder.executors.values():

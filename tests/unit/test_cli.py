@@ -54,11 +54,31 @@ def one_error_line(result: subprocess.CompletedProcess[str]) -> str:
         (["bench", "serve", "--prompt-tokens", "9:3"], "'9:3' must hold whole numbers"),
         (["bench", "serve", "--json", "/no/such/file"], "/no/such/file cannot be written"),
         (["simulate", "--json", "/no/such/file"], "/no/such/file cannot be written"),
+        (["simulate", "--picture", "/no/such/file"], "/no/such/file cannot be written"),
+        (["simulate", "--trace", "/no/such/file"], "cannot read /no/such/file: No such file or directory"),
+        (["simulate", "--fit", "/no/such/file"], "cannot read /no/such/file: No such file or directory"),
+        (["replay", "any", "--picture", "/no/such/file"], "/no/such/file cannot be written"),
+        (["up", "--api-key-file", "/no/such/file"], "cannot read /no/such/file: No such file or directory"),
+        (["up", "--ssl-certfile", "/no/such/file"], "cannot read /no/such/file: No such file or directory"),
+        (["up", "--ssl-certfile", __file__], f"cannot serve HTTPS with {__file__}: "),
+        (["up", "--ssl-keyfile", __file__], "it takes both this and --ssl-certfile"),
+        (["executor"], "a model folder is needed; 'paternoster model fetch REF DIR' fills one"),
+        (["gateway", "--model", "/none"], "'/none' is not a model folder; 'paternoster model fetch REF DIR' fills one"),
         (["model", "fetch"], "Missing argument"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], message: str) -> None:
     assert message in one_error_line(paternoster(*arguments))
+
+
+@pytest.mark.parametrize("arguments", [[], ["bench"], ["model"]])
+def test_a_command_that_is_none_yet_shows_what_there_is_one_line_each(arguments: list[str]) -> None:
+    result = paternoster(*arguments)
+    assert result.returncode == 2
+    _, _, commands = result.stderr.partition("Commands:\n")
+    assert commands == paternoster(*arguments, "--help").stdout.partition("Commands:\n")[2]
+    assert commands
+    assert "..." not in commands
 
 
 def test_an_environment_variable_is_checked_as_the_option_is() -> None:

@@ -18,6 +18,7 @@ from tools.options import (
     Threads,
     option,
     switch,
+    writable,
 )
 from tools.waiting_threads import choose_wait
 
@@ -55,7 +56,7 @@ ServedModel = Annotated[str, option("model", "Model to serve, as for 'up'.")]
 CompareLanes = Annotated[int, option("max-lanes", "Lanes of the executor, and the batch of the policy static.", min=1)]
 CompareRequests = Annotated[int, option("num-requests", "Requests, all sent at once.", min=1)]
 StartTimeout = Annotated[float, option("start-timeout", "Seconds a system may take to start.", min=1)]
-Picture = Annotated[str, option("picture", "HTML file for the picture of lanes by steps.")]
+Picture = Annotated[str, option("picture", "HTML file for the picture of lanes by steps.", callback=writable)]
 PictureSteps = Annotated[int, option("steps", "Steps in the picture.", min=1)]
 Ticks = Annotated[int, option("ticks", "Ticks to measure, each.", min=10)]
 NumStreams = Annotated[str, option("streams", "Streams at once, several numbers with commas between them.")]
@@ -92,7 +93,7 @@ def serve(
     tpot_limit_ms: TpotLimit = None,
     json: JsonFile = "",
 ) -> None:
-    """Put a load on a server and measure tokens/s, TTFT, TPOT and goodput."""
+    """Put a load on a server and measure what it gives."""
     from tools.bench.figures import Limits
     from tools.bench.serve import LoadOptions, run
 
@@ -126,7 +127,7 @@ def scheduler(
     ticks: Ticks = 300,
     json: JsonFile = "",
 ) -> None:
-    """Measure what one tick costs the scheduler, by the number of running requests."""
+    """Measure the CPU time of a tick, by the number of requests."""
     from tools.bench.scheduler import run
 
     numbers = _numbers(running, "--running")
@@ -142,7 +143,7 @@ def gateway(
     step_ms: StepMs = 20,
     json: JsonFile = "",
 ) -> None:
-    """Measure what a streamed token and a request cost gateway and scheduler, in CPU time."""
+    """Measure the CPU time of a streamed token and of a request."""
     from tools.bench.gateway import run
 
     numbers = _numbers(streams, "--streams")
@@ -165,7 +166,10 @@ def step(
     repeats: Repeats = 15,
     json: JsonFile = "",
 ) -> None:
-    """Measure one step of the executor on this CPU against its floor: the products alone, and KV bytes."""
+    """Measure a step on this CPU.
+
+    Beside its floor: the products alone, and the bytes of KV.
+    """
     choose_wait()
     from tools import model as models
     from tools.bench.step import StepOptions, run
@@ -199,7 +203,10 @@ def kernels(
     repeats: Repeats = 15,
     json: JsonFile = "",
 ) -> None:
-    """Measure each kernel on this CPU with the model's shapes: matrix rate, or share of the memory's speed."""
+    """Measure each kernel on this CPU with the model's shapes.
+
+    By its matrix rate, or its share of the memory's speed.
+    """
     choose_wait()
     from tools import model as models
     from tools.bench.kernels import run
@@ -231,7 +238,10 @@ def compare(
     steps: PictureSteps = 400,
     json: JsonFile = "",
 ) -> None:
-    """Start a whole system under each policy and draw what its lanes did while everybody came at once."""
+    """Draw the lanes of whole systems, one under each policy.
+
+    Each is started, and everybody comes at once.
+    """
     from typing import get_args
 
     from services.scheduler.core.limits import Policy

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
-from tools.options import JsonFile, MaxInflight, MaxQueue, option, switch
+from tools.options import JsonFile, MaxInflight, MaxQueue, option, switch, told, writable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,7 +64,10 @@ TpotGoal = Annotated[float | None, option("tpot-limit-ms", "Goodput: longest mea
 Find = Annotated[bool, switch("find", "Find the fewest executors with which enough requests meet their limits.")]
 Attain = Annotated[float, option("attain", "How many are enough, from 0 to 1.", min=0, max=1)]
 LoadSeed = Annotated[int, option("seed", "The same seed gives the same load.")]
-Picture = Annotated[str, option("picture", "HTML file for the picture: lanes by steps or, of a sweep, what it trades.")]
+Picture = Annotated[
+    str,
+    option("picture", "HTML file for the picture: lanes by steps or, of a sweep, what it trades.", callback=writable),
+]
 Steps = Annotated[int, option("steps", "Steps in the picture.", min=1)]
 
 
@@ -109,7 +112,7 @@ def simulate(
     steps: Steps = 200,
     json: JsonFile = "",
 ) -> None:
-    """Run the real scheduler in virtual time, against executors that only cost time.
+    """Run the real scheduler in virtual time, without a model.
 
     Everybody comes at once unless --rate, --concurrency, --burst or --trace says otherwise.
     """
@@ -189,7 +192,7 @@ def _fitted(fit: str, base_ms: float, row_ms: float, read_ns: float, overhead_ms
     try:
         return costs.fit(Path(fit), link_ms * 1000)
     except (OSError, JournalError, SnapshotError, Divergence, costs.FitError) as error:
-        raise typer.BadParameter(str(error), param_hint="--fit") from error
+        raise typer.BadParameter(told(error), param_hint="--fit") from error
 
 
 class Comers(NamedTuple):
@@ -225,7 +228,7 @@ def _workload(
         try:
             read = w.Trace(Path(trace), None)
         except (OSError, w.TraceError) as error:
-            raise typer.BadParameter(str(error), param_hint="--trace") from error
+            raise typer.BadParameter(told(error), param_hint="--trace") from error
         return lambda: read
     prompts, outputs = lengths(prompt_tokens, "--prompt-tokens"), lengths(output_tokens, "--output-tokens")
     if concurrency:
