@@ -95,8 +95,10 @@ class World:
         self.past += self.streams.pop(name).values()
         self.happen(GatewayLeft(name))
 
-    def join_executor(self, limits: ExecutorLimits) -> ModelExecutor:
+    def join_executor(self, limits: ExecutorLimits, numerics: str | None = None) -> ModelExecutor:
         executor = ModelExecutor(f"executor-{self._number()}", self.facts, limits, self.settings.max_inflight)
+        if numerics is not None:
+            executor.hello = msgspec.structs.replace(executor.hello, numerics=numerics)
         executor.backend.poison = POISON
         self.executors[executor.id] = executor
         self.happen(ExecutorJoined(executor.id, executor.hello))

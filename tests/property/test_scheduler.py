@@ -75,9 +75,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.world.join_gateway()
         self._join(pool, lanes)
 
-    def _join(self, pool, lanes):
+    def _join(self, pool, lanes, numerics="a"):
         num_blocks, block_size = self.pool if self.same_pools else pool
-        self.world.join_executor(ExecutorLimits(num_blocks, block_size, *lanes))
+        self.world.join_executor(ExecutorLimits(num_blocks, block_size, *lanes), numerics)
 
     def _gateway(self, which):
         return list(self.world.streams)[which % len(self.world.streams)]
@@ -152,9 +152,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.world.executors[self._executor(which)].backend.delay = row
 
     @precondition(lambda self: self.world is not None and len(self.world.executors) < MOST_EXECUTORS)
-    @rule(pool=pools, lanes=tight)
-    def join_executor(self, pool, lanes):
-        self._join(pool, lanes)
+    @rule(pool=pools, lanes=tight, numerics=st.sampled_from("ab"))
+    def join_executor(self, pool, lanes, numerics):
+        self._join(pool, lanes, numerics)
 
     @precondition(has_executor)
     @rule(which=index)

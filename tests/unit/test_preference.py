@@ -105,6 +105,48 @@ def test_an_executor_that_is_lost_is_not_waited_for():
     assert bench.place(stream) == bench.first
 
 
+class Mixed:
+    """A stream whose executor, of numerics "a", was lost; others of the given numerics are at work on a step."""
+
+    def __init__(self, *numerics):
+        self.world = World(Settings(max_inflight=1, prefix_wait_ms=50), FACTS)
+        self.gateway = self.world.join_gateway()
+        lost = self.world.join_executor(LIMITS, "a").id
+        self.stream = self.world.submit(self.gateway, PROMPT, 40)
+        self.world.run_step(lost)
+        self.world.run_step(lost)
+        self.others = [self.world.join_executor(LIMITS, one).id for one in numerics]
+        for i in range(len(numerics)):
+            self.world.submit(self.gateway, other_prompt(100 * i), 40)
+        self.world.kill_executor(lost)
+        assert self.place() is None, "nobody can plan now"
+
+    def place(self):
+        lane = self.world.scheduler.ledger.requests[self.gateway][self.stream.submit.request_id].lane
+        return lane.executor.id if lane is not None else None
+
+
+def test_a_request_goes_on_where_its_bits_are_the_same():
+    mixed = Mixed("b", "a")
+    mixed.world.run_step(mixed.others[0])
+    assert mixed.place() is None
+    mixed.world.run_step(mixed.others[1])
+    assert mixed.place() == mixed.others[1]
+
+
+def test_it_waits_for_the_same_bits_for_a_bounded_time():
+    mixed = Mixed("b", "a")
+    mixed.world.pass_time(50)
+    mixed.world.run_step(mixed.others[0])
+    assert mixed.place() == mixed.others[0]
+
+
+def test_it_does_not_wait_for_bits_that_nobody_has():
+    mixed = Mixed("b", "c")
+    mixed.world.run_step(mixed.others[0])
+    assert mixed.place() == mixed.others[0]
+
+
 def test_a_new_executor_gets_work_at_once():
     bench = Bench()
     bench.world.kill_executor(bench.first)

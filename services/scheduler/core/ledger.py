@@ -280,6 +280,7 @@ class Ledger:
         self.preferences.forget(request)
         lane = executor.open_lane(request)
         request.lane = lane
+        request.numerics = executor.hello.numerics
         if request.failures >= SUSPECT_FAILURES:
             executor.suspects[lane.number] = lane
         self.num_running += 1

@@ -1,7 +1,9 @@
-"""For which executor a waiting request is kept a while: the one that holds its longest prefix. Called by ``ledger``.
+"""For which executors a waiting request is kept a while. Called by ``ledger``.
 
-Others leave it alone for ``prefix_wait_ms``, unless they hold as much of it; then whoever has room takes it. Looked up
-once, when the request begins to wait, at a cost that does not grow with the executors.
+One that has output is kept for those that compute to the same bits as the one it had, if there are any. Among these, or
+all, it is kept for the one that holds its longest prefix: the others leave it alone unless they hold as much of it.
+After ``prefix_wait_ms`` whoever has room takes it. The holder is looked up once, when the request begins to wait, at a
+cost that does not grow with the executors.
 """
 
 from itertools import takewhile
@@ -17,10 +19,13 @@ from shared.wire import tokens
 class Kept(NamedTuple):
     """For whom a request is kept, and until when."""
 
-    executor_id: str
-    until_ms: int
+    numerics: str
+    """Fingerprint of the executors that it is kept for; empty for any."""
+    holder_id: str
+    """The one of its longest prefix; empty if there is none worth waiting for."""
     num_tokens: int
-    """Tokens of it that the executor holds."""
+    """Tokens of it that the holder has."""
+    until_ms: int
 
 
 class Preferences:
@@ -40,16 +45,23 @@ class Preferences:
         return list(self._kept)
 
     def note(self, request: Request, now_ms: int) -> None:
-        """A request begins to wait: keep it for the executor that can spare most of its tokens, if it has a lane."""
+        """A request begins to wait: keep it for whom it is worth waiting for, if anybody."""
         if len(self._executors) < 2 or not self._wait_ms:
             return
+        numerics = request.numerics if request.num_output else ""
+        holder, num_tokens = self._holder(request, numerics)
+        if numerics or num_tokens:
+            self._kept[request] = Kept(numerics, holder, num_tokens, now_ms + self._wait_ms)
+
+    def _holder(self, request: Request, numerics: str) -> tuple[str, int]:
+        """The executor that can spare most of its tokens, if it has a lane and its bits will do, and how many."""
         executor_id = self._directory.deepest(request.namespace, request.look_up().column, tokens.ITEM_BYTES)
         executor = self._executors.get(executor_id) if executor_id is not None else None
         if executor is None or executor.draining or not executor.free_lanes or not fits_ever(request, executor):
-            return
-        num_tokens = len(executor.match(request)) * executor.limits.block_size
-        if num_tokens:
-            self._kept[request] = Kept(executor.id, now_ms + self._wait_ms, num_tokens)
+            return "", 0
+        if numerics not in ("", executor.hello.numerics):
+            return "", 0
+        return executor.id, len(executor.match(request)) * executor.limits.block_size
 
     def forget(self, request: Request) -> None:
         """It waits no more."""
@@ -58,12 +70,18 @@ class Preferences:
     def keep_from(self, request: Request, executor: Executor, now_ms: int) -> bool:
         """Whether an executor must leave a request to another one for now."""
         kept = self._kept.get(request)
-        if kept is None or kept.executor_id == executor.id or now_ms >= kept.until_ms:
+        if kept is None or kept.holder_id == executor.id or now_ms >= kept.until_ms:
             return False
-        other = self._executors.get(kept.executor_id)
-        if other is None or other.draining:
+        if kept.numerics and kept.numerics != executor.hello.numerics and self._are_there(kept.numerics):
+            return True
+        holder = self._executors.get(kept.holder_id)
+        if holder is None or holder.draining:
             return False
         return len(executor.match(request)) * executor.limits.block_size < kept.num_tokens
+
+    def _are_there(self, numerics: str) -> bool:
+        """Whether any executor computes to these bits."""
+        return any(one.hello.numerics == numerics and not one.draining for one in self._executors.values())
 
     def deadline_ms(self) -> int | None:
         """When the next request is for anybody."""

@@ -106,6 +106,7 @@ class Request:
         "leads",
         "limit",
         "num_prompt",
+        "numerics",
         "overtaken",
         "quota",
         "rank",
@@ -150,6 +151,8 @@ class Request:
         """What it found in prefix caches while it waits; None before it was looked for and while it runs."""
         self.cached = -1
         """Prompt tokens that its first admission found in a prefix cache; -1 before."""
+        self.numerics = ""
+        """Fingerprint of the executor that it was admitted to last."""
         self.leads = False
         """Siblings wait for it to compute their prompt, or would."""
         self.untold = False
