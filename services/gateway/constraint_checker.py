@@ -13,9 +13,9 @@ from pathlib import Path
 import msgspec
 
 from services.gateway.api.constraints import Asked
-from services.gateway.api.errors import ApiError, invalid, unavailable
+from services.gateway.api.errors import invalid, overloaded, unavailable
 from services.gateway.constraint_process import Verdict, VocabularySource
-from services.gateway.helper_process import HelperLost, HelperProcess
+from services.gateway.helper_process import HelperBusy, HelperLost, HelperProcess
 from shared.wire.facts import ModelFacts
 from shared.wire.sampling import Constraint
 
@@ -23,8 +23,6 @@ _log = logging.getLogger(__name__)
 
 MAX_VERDICTS = 4096
 """That are kept, of a hash each."""
-MAX_WAITING = 64
-"""Constraints nobody has tried out yet, at once; more are turned away."""
 
 
 class ConstraintChecker:
@@ -59,8 +57,6 @@ class ConstraintChecker:
             return self._verdicts[key]
         trial = self._trials.get(key)
         if trial is None:
-            if len(self._trials) >= MAX_WAITING:
-                raise ApiError(429, "too many new constraints at once", code="overloaded", headers={"Retry-After": "1"})
             trial = self._trials[key] = asyncio.create_task(self._try(key, constraint, facts))
         return await asyncio.shield(trial)  # a client that leaves must not take the trial with it, or the others
 
@@ -68,6 +64,8 @@ class ConstraintChecker:
         try:
             answer = await self._process(facts).ask(msgspec.json.encode(constraint))
             verdict = msgspec.json.decode(answer, type=Verdict).problem
+        except HelperBusy:
+            raise overloaded("too many new constraints at once") from None
         except (HelperLost, msgspec.DecodeError) as error:
             _log.error("constraints cannot be checked: %s", type(error).__name__)
             raise unavailable("the constraint could not be checked") from None

@@ -10,6 +10,8 @@ from shared.config import ENV_PREFIX
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
 """Of an answer."""
+MAX_WAITING = 64
+"""Questions at once, the one that is being answered included; more are turned away."""
 OVERDUE_S = 30.0
 """After so long the process is given up; its own limits are far below."""
 
@@ -23,6 +25,10 @@ class HelperLost(Exception):
     """It did not answer; it will be started again for the next question."""
 
 
+class HelperBusy(Exception):
+    """Too many questions wait for it."""
+
+
 class HelperProcess:
     """One of them. Questions are asked in the order in which they come."""
 
@@ -30,9 +36,25 @@ class HelperProcess:
         self._command = (sys.executable, "-m", module, *arguments)
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
+        self._num_asked = 0
+        """Questions without an answer."""
 
     async def ask(self, line: bytes) -> bytes:
-        """Its answer to one line, neither with a newline. Raises HelperLost."""
+        """Its answer to one line, neither with a newline. Raises HelperLost or HelperBusy."""
+        if self._num_asked >= MAX_WAITING:
+            raise HelperBusy
+        self._num_asked += 1
+        try:
+            return await self._answer(line)
+        finally:
+            self._num_asked -= 1
+
+    async def close(self) -> None:
+        """End it."""
+        async with self._turn:
+            await self._stop()
+
+    async def _answer(self, line: bytes) -> bytes:
         async with self._turn:
             try:
                 async with asyncio.timeout(OVERDUE_S):
@@ -47,11 +69,6 @@ class HelperProcess:
                 await self._stop()
                 raise HelperLost("it ended")
             return answer[:-1]
-
-    async def close(self) -> None:
-        """End it."""
-        async with self._turn:
-            await self._stop()
 
     async def _exchange(self, line: bytes) -> bytes:
         if self._process is None or self._process.returncode is not None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.api.errors import invalid, unavailable
-from services.gateway.helper_process import HelperLost, HelperProcess
+from services.gateway.api.errors import invalid, overloaded, unavailable
+from services.gateway.helper_process import HelperBusy, HelperLost, HelperProcess
 from services.gateway.template_process import Rendered, Task
 from services.gateway.text.chat_prompt import refusal
 from services.gateway.text.chat_template import Conversation
@@ -33,10 +33,12 @@ class RequestTemplates:
             raise invalid(f"chat_template may have at most {MAX_TEMPLATE_CHARS} characters", "chat_template")
 
     async def render(self, source: str, special_tokens: Mapping[str, Any], conversation: Conversation) -> str:
-        """The prompt's text. Raises TemplateError, and ApiError (503) where nobody can tell."""
+        """The prompt's text. Raises TemplateError, and ApiError (429 or 503) where nobody can tell."""
         task = msgspec.json.encode(Task(source, dict(special_tokens), conversation))
         try:
             rendered = msgspec.json.decode(await self._process.ask(task), type=Rendered)
+        except HelperBusy:
+            raise overloaded("too many chat templates at once") from None
         except (HelperLost, msgspec.DecodeError) as error:
             _log.error("chat templates of requests cannot be rendered: %s", type(error).__name__)
             raise unavailable("the chat template could not be rendered") from None

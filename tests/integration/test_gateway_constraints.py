@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway import constraint_checker, helper_process
+from services.gateway import helper_process
 from shared.wire.sampling import Constraint
 from tests.fakes.gateway_world import World, world
 from tests.fakes.scripted_scheduler import ScriptedScheduler
@@ -136,7 +136,7 @@ async def test_a_process_that_dies_is_started_again_and_one_that_is_closed_is_go
 
 
 async def test_more_new_constraints_than_can_be_tried_out_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constraint_checker, "MAX_WAITING", 2)
+    monkeypatch.setattr(helper_process, "MAX_WAITING", 2)
     async with world(ScriptedScheduler()) as w:
         asked = [asyncio.create_task(w.complete(guided_regex=f"a{i}", max_tokens=1)) for i in range(12)]
         statuses = [(await task).status_code for task in asked]

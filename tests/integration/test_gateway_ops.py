@@ -424,6 +424,23 @@ async def test_a_named_keys_tenant_and_limits_go_with_each_request() -> None:
         assert told == [("ann", limits)] * 3 + [(told[-1][0], None)]
 
 
+async def test_choices_whose_prompts_are_more_than_a_minutes_tokens_are_400() -> None:
+    """The scheduler would take the first of them and turn the others away, whenever they come."""
+    ann = ApiKey(plain_key("sk-ann").digest, "ann", TenantLimits(tokens_per_minute=10))
+    headers = {"Authorization": "Bearer sk-ann"}
+    async with world(ScriptedScheduler(), api_keys=(ann,)) as w:
+        for prompt, n, status in (
+            ("hello", 2, 200),
+            ("hello", 3, 400),
+            (["hello!", "hello"], 1, 400),
+            ("h" * 11, 1, 200),
+        ):
+            body = {"prompt": prompt, "max_tokens": 1, "n": n}
+            response = await w.http.post("/v1/completions", json=body, headers=headers)
+            assert response.status_code == status, (prompt, n)
+        assert len(w.scheduler.submits) == 3
+
+
 async def test_a_request_above_its_keys_limits_is_429_before_the_first_byte() -> None:
     refusal = Answer(reject=("rate_limited", "the limit of 60 requests a minute is reached", 12_345))
     async with world(ScriptedScheduler(lambda submit: refusal)) as w:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.gateway import gateway as gateway_module
+from services.gateway import helper_process
 from shared import fake_model
 from shared.wire import tokens
 from tests.fakes.gateway_world import World, world
@@ -67,6 +68,18 @@ async def test_a_trusted_template_is_honoured_and_bounded(monkeypatch: pytest.Mo
         process.kill()
         await process.wait()
         assert (await w.chat(chat_template=template, max_tokens=1)).status_code == 200, "it is started again"
+
+
+async def test_more_templates_than_can_wait_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(helper_process, "MAX_WAITING", 2)
+    async with world(ScriptedScheduler(), trust_request_chat_template=True) as w:
+        asked = [asyncio.create_task(w.chat(chat_template="a", max_tokens=1)) for _ in range(8)]
+        responses = [await task for task in asked]
+        assert {response.status_code for response in responses} == {200, 429}
+        turned_away = next(response for response in responses if response.status_code == 429)
+        assert turned_away.headers["retry-after"] == "1"
+        assert turned_away.json()["error"]["code"] == "overloaded"
+        assert (await w.chat(chat_template="a", max_tokens=1)).status_code == 200
 
 
 async def test_an_answer_is_read_as_the_template_of_its_request_has_it() -> None:

@@ -1,11 +1,13 @@
 """Every way to say what the output must be comes down to one constraint, or is refused by the field's name."""
 
+import functools
 import json
 from typing import Any
 
 import pytest
 
 from services.gateway.api.constraints import constraint_of
+from services.gateway.api.depth import MAX_DEPTH
 from services.gateway.api.errors import ApiError
 from services.gateway.api.schema import ChatRequest, CompletionRequest, parse
 from services.gateway.api.settings import NEVER, settings_of
@@ -62,6 +64,9 @@ def test_values_that_ask_for_nothing(fields: dict[str, Any]) -> None:
     assert constraint_of(parse(json.dumps(fields).encode(), ChatRequest)) is None
 
 
+NESTED: dict[str, Any] = functools.reduce(lambda inner, _: {"not": inner}, range(MAX_DEPTH), {"type": "object"})
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -77,6 +82,9 @@ def test_values_that_ask_for_nothing(fields: dict[str, Any]) -> None:
         ({"structured_outputs": {"regex": 5}}, "structured_outputs"),
         ({"guided_json": "{"}, "guided_json"),
         ({"guided_json": "{}", "response_format": {"type": "json_object"}}, "guided_json"),
+        ({"guided_json": NESTED}, "guided_json"),
+        ({"guided_json": json.dumps(NESTED)}, "guided_json"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": NESTED}}}, "response_format"),
         ({"guided_choice": "a"}, "guided_choice"),
         ({"guided_grammar": '\nroot ::= "a" | "b"'}, "guided_grammar"),
         ({"guided_regex": "a" * (MAX_CONSTRAINT_CHARS + 1)}, "guided_regex"),

@@ -104,3 +104,32 @@ def test_what_was_thought_said_and_called_at_once_is_one_message() -> None:
         ("assistant", "d", 0),
     ]
     assert history.messages[1]["reasoning_content"] == "hm"
+
+
+def test_a_turn_that_was_thoughts_only_is_one_message_that_a_chat_takes() -> None:
+    """It was cut off; or the model thought again and again."""
+    history = History()
+    history.say("user", "a")
+    history.think("hm")
+    history.think("so")
+    history.say("user", "go on")
+    assert messages_of(history.messages) == [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "", "reasoning_content": "hm\n\nso"},
+        {"role": "user", "content": "go on"},
+    ]
+
+
+def test_thoughts_between_what_is_said_are_all_of_one_turn() -> None:
+    blocks = [
+        {"type": "thinking", "thinking": "a"},
+        {"type": "text", "text": "b"},
+        {"type": "thinking", "thinking": "c"},
+        {"type": "tool_use", "id": "1", "name": "f", "input": {}},
+    ]
+    turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": blocks}]
+    body = json.dumps({"messages": turns, "max_tokens": 5}).encode()
+    read = messages_after(lambda: messages_request.chat_fields(parse(body, MessagesRequest, MESSAGES)))
+    assert read is not None
+    [_, turn] = read
+    assert (turn["reasoning_content"], turn["content"], len(turn["tool_calls"])) == ("a\n\nc", "b", 1)

@@ -58,6 +58,7 @@ NO_CALLS: list[tuple[type[ToolParser], str]] = [
     (HermesParser, '<tool_call>{"name": 5, "arguments": {}}</tool_call>'),
     (HermesParser, '<tool_call>{"name": "f", "arguments": [1]}</tool_call>'),
     (HermesParser, '<tool_call>{"name": "f", "arguments": "no JSON"}</tool_call>'),
+    (HermesParser, '<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"\\ud800\\"}"}</tool_call>'),  # half a character
     (HermesParser, '<tool_call>{"arguments": {"a": 1}}</tool_call>'),
     (HermesParser, '<tool_call>{"na\\qme": "f"}</tool_call>'),
     (HermesParser, "<tool_call>" + "[" * 5000),

@@ -62,18 +62,7 @@ class Answer:
 
         Raises ApiError (400) for what the model's facts do not allow.
         """
-        most_choices = min(MAX_CHOICES_IN_ALL, settings.tenant.most_choices or MAX_CHOICES_IN_ALL)
-        if len(prompts) * settings.n > most_choices:
-            raise invalid(f"n times the number of prompts must not be above {most_choices}", "n")
-        constraint = settings.constraint
-        if constraint is not None:
-            num_chars = len(constraint.constraint.source) * len(prompts) * settings.n
-            if num_chars > MAX_CONSTRAINT_CHARS_IN_ALL:
-                raise invalid(f"{constraint.param} is too long for so many choices", constraint.param)
-        if settings.prompt_logprobs:
-            num_values = sum(map(len, prompts)) * settings.n * (1 + settings.num_logprobs)
-            if num_values > MAX_PROMPT_LOGPROBS:
-                raise invalid(f"{num_values} logprobs of prompts are more than {MAX_PROMPT_LOGPROBS}", "logprobs")
+        _check_size(settings, prompts)
         self._gateway = gateway
         self._settings = settings
         self._prompts = prompts
@@ -200,6 +189,24 @@ class Answer:
     def _measure(self, arrived: float) -> None:
         num_outputs = [choice.num_tokens for choice in self._generation.choices]
         self._gateway.metrics.request_ended(perf_counter() - arrived, self._usage.prompt_tokens, num_outputs)
+
+
+def _check_size(settings: Settings, prompts: Sequence[list[int]]) -> None:
+    """Raise ApiError (400) for what is too much for one request, whenever it comes."""
+    num_choices, num_tokens = len(prompts) * settings.n, sum(map(len, prompts)) * settings.n
+    tenant, constraint = settings.tenant, settings.constraint
+    most_choices = min(MAX_CHOICES_IN_ALL, tenant.most_choices or MAX_CHOICES_IN_ALL)
+    if num_choices > most_choices:
+        raise invalid(f"n times the number of prompts must not be above {most_choices}", "n")
+    most_tokens = tenant.most_prompt_tokens
+    if num_choices > 1 and most_tokens is not None and num_tokens > most_tokens:
+        raise invalid(f"n times the tokens of all prompts must not be above {most_tokens}", "n")
+    if constraint is not None and len(constraint.constraint.source) * num_choices > MAX_CONSTRAINT_CHARS_IN_ALL:
+        raise invalid(f"{constraint.param} is too long for so many choices", constraint.param)
+    if settings.prompt_logprobs:
+        num_values = num_tokens * (1 + settings.num_logprobs)
+        if num_values > MAX_PROMPT_LOGPROBS:
+            raise invalid(f"{num_values} logprobs of prompts are more than {MAX_PROMPT_LOGPROBS}", "logprobs")
 
 
 async def _watch(receive: Receive, generation: Generation) -> None:

@@ -6,9 +6,10 @@ from starlette.requests import Request
 
 from services.gateway.api.answer import Answer, ShapeOf
 from services.gateway.api.chat_format import constraint_of_chat, message_format_of
+from services.gateway.api.depth import check_depth
 from services.gateway.api.endpoint import gateway_of, tenant_of
 from services.gateway.api.errors import invalid
-from services.gateway.api.prompts import check_depth, messages_of
+from services.gateway.api.prompts import messages_of
 from services.gateway.api.schema import ChatRequest, parse
 from services.gateway.api.settings import prompt_too_long, settings_of
 from services.gateway.api.tools import ToolUse, tool_use_of

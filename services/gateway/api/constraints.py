@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta, Struct
 
+from services.gateway.api.depth import check_depth
 from services.gateway.api.errors import invalid
 from shared.wire.sampling import MAX_CONSTRAINT_CHARS, Constraint
 
@@ -129,6 +130,7 @@ def _json(schema: JsonSchema, param: str) -> Constraint:
             schema = msgspec.json.decode(schema, type=dict[str, Any])
         except (msgspec.DecodeError, RecursionError):
             raise invalid(f"{param}: a schema must be an object, or the JSON text of one", param) from None
+    check_depth(schema, param)
     return Constraint("json_schema", msgspec.json.encode(schema).decode())
 
 

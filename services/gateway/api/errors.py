@@ -118,6 +118,11 @@ def unavailable(message: str) -> ApiError:
     return ApiError(503, message, code="unavailable", headers={"Retry-After": str(RETRY_AFTER_S)})
 
 
+def overloaded(message: str) -> ApiError:
+    """429: too many ask for this at once; try again soon."""
+    return ApiError(429, message, code="overloaded", headers={"Retry-After": str(RETRY_AFTER_S)})
+
+
 def too_late(message: str) -> ApiError:
     """504: it did not end by the deadline that it named."""
     return ApiError(504, message, code="deadline_exceeded")

@@ -20,8 +20,12 @@ class History:
             self.messages.append({"role": role, "content": text})
 
     def think(self, text: str) -> None:
-        """Reasoning: the assistant's next turn begins."""
-        self.messages.append({"role": "assistant", "reasoning_content": text})
+        """Reasoning: the assistant's next turn begins, or goes on where nothing but reasoning came before."""
+        last = self._last()
+        if last is not None and last.keys() == {"role", "reasoning_content"}:
+            last["reasoning_content"] += f"\n\n{text}"
+        else:
+            self.messages.append({"role": "assistant", "reasoning_content": text})
 
     def call(self, call_id: str, name: str, arguments: str) -> None:
         """A tool call of the assistant, with its arguments as JSON text."""

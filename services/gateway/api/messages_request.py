@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 
 from services.gateway.api.errors import invalid
 from services.gateway.api.history import History
-from services.gateway.api.prompts import invalid_at, text_of, unsupported_part
+from services.gateway.api.prompts import invalid_at, string_at, text_of, unsupported_part
 from services.gateway.api.schema import MAX_STOPS, Share, Stop
 
 DROPPED_BLOCKS = ("redacted_thinking",)
@@ -130,14 +130,13 @@ def _add_turn(history: History, blocks: Sequence[dict[str, Any]], place: str) ->
             case "text":
                 text += text_of([block], f"{place}.content")
             case "thinking":
-                history.think(_string(block, "thinking", here))
+                history.think(string_at(block, "thinking", here))
             case "tool_use":
                 arguments = block.get("input")
                 if not isinstance(arguments, dict):
                     raise invalid_at(f"{here}.input", "must be an object")
-                calls.append(
-                    (_string(block, "id", here), _string(block, "name", here), msgspec.json.encode(arguments).decode())
-                )
+                call_id, name = string_at(block, "id", here), string_at(block, "name", here)
+                calls.append((call_id, name, msgspec.json.encode(arguments).decode()))
             case kind if kind not in DROPPED_BLOCKS:
                 raise unsupported_part(kind, here)
     history.say("assistant", text)
@@ -158,24 +157,17 @@ def _add_results_and_text(history: History, role: str, blocks: Sequence[dict[str
         here = f"{place}.content[{index}]"
         match block["type"]:
             case "text":
-                texts.append(_string(block, "text", here))
+                texts.append(string_at(block, "text", here))
             case "tool_result" if role == "user":
                 say()
                 content = block.get("content")
                 result = "" if content is None else text_of(content, f"{here}.content")
-                history.answer(_string(block, "tool_use_id", here), result)
+                history.answer(string_at(block, "tool_use_id", here), result)
             case kind:
                 raise unsupported_part(kind, here)
     if not blocks:
         texts.append("")
     say()
-
-
-def _string(block: dict[str, Any], name: str, place: str) -> str:
-    value = block.get(name)
-    if not isinstance(value, str):
-        raise invalid_at(f"{place}.{name}", "must be a string")
-    return value
 
 
 def _tool(tool: dict[str, Any], place: str) -> dict[str, Any]:

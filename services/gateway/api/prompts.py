@@ -4,17 +4,16 @@ Called by the endpoints before anything is tokenized.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from services.gateway.api.depth import check_depth
 from services.gateway.api.errors import ApiError, invalid
 from services.gateway.api.schema import unknown_fields
 
 MAX_PROMPTS = 1024
-MAX_DEPTH = 64
-"""Of the JSON inside messages, tools and the variables of templates."""
 MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 PART_JOINER = ""
@@ -62,22 +61,6 @@ def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
         raise invalid(f"{param}: token ids must be from 0 to {vocab_size - 1}", param)
 
 
-def check_depth(value: Any, param: str) -> None:
-    """Raise ApiError (400) for JSON nested so deeply that what works on it by recursion might not get to its end."""
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [inner for outer in level for inner in _inside(outer)]
-        if not level:
-            return
-    raise invalid(f"{param} is nested more than {MAX_DEPTH} levels deep", param)
-
-
-def _inside(value: Any) -> Iterable[Any]:
-    """The objects and lists that are right inside."""
-    values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [inner for inner in values if isinstance(inner, dict | list)]
-
-
 def messages_of(value: Any) -> list[dict[str, Any]]:
     """The messages of a chat as templates take them: content is one string. Raises ApiError (400)."""
     if not isinstance(value, list) or not value:
@@ -107,7 +90,8 @@ def _message(message: Any, place: str) -> dict[str, Any]:
 
 def _content(message: dict[str, Any], place: str) -> str:
     content = message.get("content")
-    if content is None and message.get("role") == "assistant" and message.get("tool_calls"):
+    says_more = message.get("tool_calls") or message.get("reasoning_content")
+    if content is None and message.get("role") == "assistant" and says_more:
         return ""
     return text_of(content, place)
 
@@ -121,6 +105,14 @@ def text_of(content: Any, place: str) -> str:
     raise invalid_at(place, "must be a string or a list of text parts")
 
 
+def string_at(part: dict[str, Any], name: str, place: str) -> str:
+    """A field that must be a string. Raises ApiError (400)."""
+    value = part.get(name)
+    if not isinstance(value, str):
+        raise invalid_at(f"{place}.{name}", "must be a string")
+    return value
+
+
 def invalid_at(place: str, problem: str) -> ApiError:
     """400 about one place in a field, as in ``messages[1].content[0]``."""
     return invalid(f"{place} {problem}", re.split(r"[.\[]", place)[0])
@@ -132,10 +124,7 @@ def _part(part: Any, place: str) -> str:
         raise invalid_at(place, "must be an object with a type")
     if kind not in TEXT_PARTS:
         raise unsupported_part(kind, place)
-    text = part.get("refusal" if kind == "refusal" else "text")
-    if not isinstance(text, str):
-        raise invalid_at(f"{place}.text", "must be a string")
-    return text
+    return string_at(part, "refusal" if kind == "refusal" else "text", place)
 
 
 def unsupported_part(kind: str, place: str) -> ApiError:

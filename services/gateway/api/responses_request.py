@@ -6,7 +6,7 @@ from msgspec import Meta, Struct
 
 from services.gateway.api.errors import invalid
 from services.gateway.api.history import History
-from services.gateway.api.prompts import invalid_at, text_of
+from services.gateway.api.prompts import invalid_at, string_at, text_of
 from services.gateway.api.schema import NumLogprobs, Share, is_json
 
 LOGPROBS = "message.output_text.logprobs"
@@ -103,12 +103,12 @@ def _add(history: History, item: dict[str, Any], place: str) -> None:
                 raise invalid_at(f"{place}.role", "must be user, assistant, system or developer")
             history.say(role, text_of(item.get("content"), f"{place}.content"))
         case "function_call":
-            arguments = _string(item, "arguments", place)
+            arguments = string_at(item, "arguments", place)
             if not is_json(arguments):
                 raise invalid_at(f"{place}.arguments", "is not valid JSON")
-            history.call(_string(item, "call_id", place), _string(item, "name", place), arguments)
+            history.call(string_at(item, "call_id", place), string_at(item, "name", place), arguments)
         case "function_call_output":
-            history.answer(_string(item, "call_id", place), text_of(item.get("output"), f"{place}.output"))
+            history.answer(string_at(item, "call_id", place), text_of(item.get("output"), f"{place}.output"))
         case "reasoning":
             if text := _reasoning_text(item, place):
                 history.think(text)
@@ -120,14 +120,7 @@ def _reasoning_text(item: dict[str, Any], place: str) -> str:
     content = item.get("content") or []
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
         raise invalid_at(f"{place}.content", "must be a list of parts")
-    return "".join(_string(part, "text", f"{place}.content[{index}]") for index, part in enumerate(content))
-
-
-def _string(item: dict[str, Any], name: str, place: str) -> str:
-    value = item.get(name)
-    if not isinstance(value, str):
-        raise invalid_at(f"{place}.{name}", "must be a string")
-    return value
+    return "".join(string_at(part, "text", f"{place}.content[{index}]") for index, part in enumerate(content))
 
 
 def _response_format(wanted: TextFormat) -> dict[str, Any]:

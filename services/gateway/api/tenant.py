@@ -21,6 +21,11 @@ class Tenant(NamedTuple):
             return None
         return min(filter(None, (self.limits.requests_per_minute, self.limits.concurrency)), default=None)
 
+    @property
+    def most_prompt_tokens(self) -> int | None:
+        """Of all choices of one HTTP request together, where it has several: later ones would never be taken."""
+        return self.limits.tokens_per_minute or None if self.limits is not None else None
+
 
 NOBODY = Tenant()
 """Everybody, where no keys are asked for."""

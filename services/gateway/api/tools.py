@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from services.gateway.api.depth import check_depth
 from services.gateway.api.errors import ApiError, invalid
-from services.gateway.api.prompts import check_depth
 from services.gateway.api.schema import ChatRequest
 
 MAX_TOOLS = 128

@@ -6,11 +6,12 @@ it turns out to be no call it leaves as content; nothing a model writes is an er
 are the model's own text, which may be no valid JSON. Whitespace around calls is dropped. Pure.
 """
 
-import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator
 from typing import ClassVar, TypeVar
+
+import msgspec
 
 from services.gateway.text.parts import Arguments, CallStart, Content, Part, held_from, joined
 from services.gateway.text.tool_calls.json_extent import JsonExtent
@@ -216,10 +217,10 @@ class ToolParser(ABC):
 
 
 def _decoded(value: str) -> object:
-    """A JSON value; None where it is not valid."""
+    """A JSON value; None where it is not valid, half a surrogate pair included: no answer could carry it."""
     try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
+        return msgspec.json.decode(value)
+    except (msgspec.DecodeError, RecursionError):
         return None
 
 
