@@ -1,6 +1,7 @@
 """The torch backend under the real lane mirror: whole generations in mixed, chunked steps equal transformers' own."""
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from services.executor import sampling
 from services.executor.backend import StepError
 from services.executor.backends.torch_backend import TorchBackend, load
+from services.executor.numerics import fingerprint
 from services.executor.options import ExecutorOptions
 from services.executor.stepper import Stepper
 from shared.wire.executor import Append, BatchResult, Work, batch_plan, samples_of
@@ -140,6 +142,22 @@ def test_facts_limits_and_numerics(tiny: Path) -> None:
     assert backend.device.startswith("cpu")
     assert backend_of(tiny).numerics == backend.numerics
     assert backend_of(tiny, dtype="bfloat16").numerics != backend.numerics
+
+
+def test_numerics_tell_kernels_configs_and_our_own_code_apart(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = fingerprint(tiny, "kernels a")
+    assert fingerprint(tiny, "kernels b") != before
+    other = tmp_path / "model"
+    shutil.copytree(tiny, other)
+    assert fingerprint(other, "kernels a") == before
+    tiny_models.edit_config(other, rms_norm_eps=0.5)
+    assert fingerprint(other, "kernels a") != before
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "sampling.py").write_text("")
+    monkeypatch.setattr("services.executor.numerics._OWN_CODE", tmp_path / "code")
+    assert fingerprint(tiny, "kernels a") != before
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """The backend that runs a real model with torch. Called by the executor's shell through ``load``."""
 
-import hashlib
 import logging
 import platform
 import time
@@ -12,13 +11,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from services.executor import logprobs, memory, sampling
+from services.executor import logprobs, memory, numerics, sampling
 from services.executor.backend import Backend, StepError, StepOutput
 from services.executor.batch import PromptRow, SampleRow, StepBatch
 from services.executor.constraints import Constraints
 from services.executor.kernels.choice import choose
 from services.executor.kernels.interface import Kernels, LayerCache
-from services.executor.model import choice, end_tokens, weights
+from services.executor.model import choice, end_tokens
 from services.executor.model import device as devices
 from services.executor.model.llama import Llama
 from services.executor.model.paged import PagedModel, States
@@ -87,16 +86,9 @@ class TorchBackend:
         self._constraints = Constraints(self.facts, partial(read_vocabulary, self.facts, folder))
         self._graphs = _decode_graphs(self._model, kernels, self._caches, options, context_len)
         self.limits = ExecutorLimits(num_blocks, options.block_size, options.max_lanes, options.max_step_tokens)
-        parts = (
-            weights.digest(weights.weight_files(folder)),
-            dtype,
-            self.device,
-            platform.machine(),
-            torch.__version__,
+        self.numerics = numerics.fingerprint(
+            folder, dtype, self.device, platform.machine(), options.quantization, kernels.name, threads
         )
-        self.numerics = hashlib.sha256(
-            repr((*parts, options.quantization, kernels.name, threads)).encode()
-        ).hexdigest()[:16]
         on_progress(f"loaded {self.facts.model} in {time.monotonic() - started:.1f} s")
 
     def warm_up(self) -> None:

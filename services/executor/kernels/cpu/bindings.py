@@ -5,6 +5,7 @@ would read or write at random. Shapes use T rows of a step, R sequences, H heads
 """
 
 import ctypes
+import hashlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,7 +78,10 @@ class CpuLibrary:
     def __init__(self, path: Path | None = None) -> None:
         """Loads ``path``, or this machine's own library, compiled now where need be."""
         self.level = build.level()
-        self._library = ctypes.CDLL(str(path or build.shared_object(self.level)))
+        path = path or build.shared_object(self.level)
+        self.digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+        """Changes whenever the kernels or what compiled them do, and so may their numbers."""
+        self._library = ctypes.CDLL(str(path))
         for name, types in _SIGNATURES.items():
             getattr(self._library, name).argtypes = types
         self.decode = self._library.decode

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from services.executor.batch import StepBatch
 from services.executor.kernels import linear
-from services.executor.kernels.cpu import build
 from services.executor.kernels.cpu.bindings import CpuLibrary, new_cache
 from services.executor.kernels.cpu.decoder import CompiledDecoder
 from services.executor.kernels.cpu.products import Product
@@ -29,7 +28,7 @@ class CompiledKernels:
     def __init__(self, quantization: Quantization = "none") -> None:
         self._library = CpuLibrary()
         self.quantization = quantization
-        self.name = f"compiled {self._library.level} {build.version()}"
+        self.name = f"compiled {self._library.level} {self._library.digest}"
 
     def new_cache(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
