@@ -5,17 +5,29 @@ is in the test's report.
 """
 
 from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e.system import System
 
+HERE = Path(__file__).parent
 StartSystem = Callable[..., System]
+
+
+DEFAULT_TIMEOUT_S = 600
+"""Of a test here, the starts of its systems included: on a busy machine they take most of it."""
 
 
 _FAILED = pytest.StashKey[bool]()
 _SYSTEMS = pytest.StashKey[list[System]]()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(HERE) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(DEFAULT_TIMEOUT_S))
 
 
 @pytest.hookimpl(wrapper=True)

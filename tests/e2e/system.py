@@ -23,8 +23,11 @@ from tests.fakes.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 Role = Literal["gateway", "scheduler", "executor"]
-_LEAVE_S = 20.0
-"""Longest a test waits for a system to leave; drains with a longer timeout pass their own."""
+START_S = 240.0
+"""Longest a test waits for processes to start; where many tests run at once it takes minutes."""
+_LEAVE_S = 60.0
+"""Longest a test waits for a system to leave."""
+_IDLE_S = 60.0
 
 
 class System:
@@ -51,7 +54,7 @@ class System:
         self._lines: list[str] = []
         self._known_children: set[psutil.Process] = set()
 
-    def start(self, timeout_s: float = 60.0) -> "System":
+    def start(self, timeout_s: float = START_S) -> "System":
         """Start it and wait until it serves. Fails the test with its log when it does not."""
         self.launch()
         wait_until(lambda: self.base_url or not self.running, timeout_s, "the system serves")
@@ -108,7 +111,7 @@ class System:
 
     def get(self, path: str) -> httpx.Response:
         """A plain GET on a connection of its own."""
-        return httpx.get(f"{self.base_url}{path}", timeout=10, headers={"Authorization": f"Bearer {self.api_key}"})
+        return httpx.get(f"{self.base_url}{path}", timeout=30, headers={"Authorization": f"Bearer {self.api_key}"})
 
     def debug_state(self) -> dict[str, Any]:
         """What /debug/state says; with several gateways that of whichever answers."""
@@ -133,14 +136,14 @@ class System:
             )
         )
 
-    def wait_idle(self, timeout_s: float = 2.0) -> None:
-        """Fails the test when something is still held after ``timeout_s``."""
+    def wait_idle(self) -> None:
+        """Wait until nothing is held; fails the test, telling what is, when that never comes."""
         try:
-            wait_until(self.is_idle, timeout_s, "the system is idle")
+            wait_until(self.is_idle, _IDLE_S, "the system is idle")
         except AssertionError as error:
             raise AssertionError(f"{error}: {self.debug_state()}") from None
 
-    def wait_ready(self, timeout_s: float = 30.0) -> None:
+    def wait_ready(self) -> None:
         """Wait until /ready says 200 (again)."""
 
         def ready() -> bool:
@@ -148,7 +151,7 @@ class System:
                 return self.get("/ready").status_code == 200
             return False
 
-        wait_until(ready, timeout_s, "/ready says 200")
+        wait_until(ready, START_S, "/ready says 200")
 
     def pids(self, role: Role) -> list[int]:
         """Process ids of this role's processes that live now, in the order of their names."""

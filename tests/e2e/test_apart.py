@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from shared.net import curve
-from tests.e2e.system import ROOT
+from tests.e2e.system import ROOT, START_S
 from tests.fakes.waiting import wait_until
 
 
@@ -79,7 +79,7 @@ def test_with_keys_the_whole_system_works_and_a_stranger_is_kept_out(start_part:
         check=True,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=START_S,
     )
     assert len(made.stdout.splitlines()) == 6
 
@@ -100,7 +100,7 @@ def test_with_keys_the_whole_system_works_and_a_stranger_is_kept_out(start_part:
         )
 
     first = scheduler("0", "0")
-    wait_until(lambda: first.says("gateways at"), 60, "the scheduler serves")
+    wait_until(lambda: first.says("gateways at"), START_S, "the scheduler serves")
     found = first.says(r"gateways at (\S+:(\d+)), executors at (\S+:(\d+))")
     assert found
     common = ("--backend=fake", "--metrics-port=0")
@@ -108,24 +108,25 @@ def test_with_keys_the_whole_system_works_and_a_stranger_is_kept_out(start_part:
     gateway = start_part("gateway", *common, f"--scheduler={found[1]}", "--port=0", *keys("there"))
     curve.make_keys(tmp_path / "elsewhere", ["stranger"])
     stranger = start_part("executor", *common, f"--scheduler={found[3]}", *keys("elsewhere/stranger"))
-    wait_until(lambda: gateway.says("listening on"), 60, "the gateway listens")
+    wait_until(lambda: gateway.says("listening on"), START_S, "the gateway listens")
     listening = gateway.says(r"listening on (\S+)")
     assert listening
     url = listening[1]
-    wait_until(lambda: httpx.get(f"{url}/ready").status_code == 200, 60, "it is ready")
+    wait_until(lambda: httpx.get(f"{url}/ready", timeout=60).status_code == 200, START_S, "it is ready")
     before = complete(url)
     assert before.status_code == 200
-    wait_until(lambda: stranger.says("refuses this executor.*the key is not one of those"), 60, "the stranger is told")
-    wait_until(lambda: first.says("refused a connection: the key is not one of those"), 60, "the scheduler tells")
+    why = "the key is not one of those"
+    wait_until(lambda: stranger.says(f"refuses this executor.*{why}"), START_S, "the stranger is told")
+    wait_until(lambda: first.says(f"refused a connection: {why}"), START_S, "the scheduler tells")
     assert not first.says("open to whoever reaches it"), "and it does not warn"
 
     first.end()
     second = scheduler(found[2], found[4])
-    wait_until(lambda: httpx.get(f"{url}/ready").status_code == 200, 60, "it is ready again")
+    wait_until(lambda: httpx.get(f"{url}/ready", timeout=60).status_code == 200, START_S, "it is ready again")
     assert complete(url).json()["choices"] == before.json()["choices"]
     executor.end()
     executor.start()
-    wait_until(lambda: httpx.get(f"{url}/ready").status_code == 200, 60, "it is ready once more")
+    wait_until(lambda: httpx.get(f"{url}/ready", timeout=60).status_code == 200, START_S, "it is ready once more")
     assert complete(url).json()["choices"] == before.json()["choices"]
     assert not [line for line in second.lines if "stranger" in line]
 
@@ -133,6 +134,6 @@ def test_with_keys_the_whole_system_works_and_a_stranger_is_kept_out(start_part:
 def test_links_without_keys_that_others_reach_are_warned_of(start_part: StartPart) -> None:
     anywhere = ("--gateways-endpoint=tcp://0.0.0.0:0", "--executors-endpoint=tcp://127.0.0.1:0")
     part = start_part("scheduler", *anywhere, "--metrics-port=0")
-    wait_until(lambda: part.says("gateways at"), 60, "the scheduler serves")
+    wait_until(lambda: part.says("gateways at"), START_S, "the scheduler serves")
     assert part.says(r"WARNING .*tcp://0.0.0.0:\d+ is open to whoever reaches it")
     assert sum("is open to" in line for line in part.lines) == 1

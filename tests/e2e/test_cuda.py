@@ -8,7 +8,7 @@ from tests.e2e.streams import Said, stream, together
 from tests.e2e.system import System
 from tests.e2e.test_constrained import a_crowd, fits
 
-pytestmark = [pytest.mark.cuda, pytest.mark.model, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cuda, pytest.mark.model]
 
 
 async def said_by(system: System) -> list[Said]:

@@ -8,7 +8,7 @@ from tests.e2e.conftest import StartSystem
 from tests.e2e.prompts import Prompt
 from tests.e2e.streams import stream
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.model
 QUESTIONS = ["What is the capital of France?", "Say hello.", "What is 2 + 2?"]
 MARK = "<|im_end|>"
 

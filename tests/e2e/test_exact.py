@@ -13,7 +13,7 @@ from tests.e2e.prompts import PROMPTS
 from tests.e2e.streams import Said, stream, together
 from tests.e2e.system import ROOT, System
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.model
 MAX_TOKENS = 24
 
 

@@ -12,14 +12,12 @@ from typing import Any
 
 import httpx
 import psutil
-import pytest
 
 from tests.e2e.conftest import StartSystem
 from tests.e2e.system import System
 from tests.fakes.certificates import certificate_in
 from tests.fakes.waiting import await_until
 
-pytestmark = pytest.mark.timeout(180)
 ONE_EACH = httpx.Limits(max_connections=1, max_keepalive_connections=1)
 STAFF = {"Authorization": "Bearer sk-staff"}
 
@@ -102,7 +100,7 @@ async def test_requests_at_once_and_debug_state_are_those_of_all_gateways(
             refused = await ask(client, stream=True)
             assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limited")
         system.kill("scheduler")
-        await await_until(lambda: len(system.pids("scheduler")) == 1, 30, "there is another scheduler")
+        await await_until(lambda: len(system.pids("scheduler")) == 1, 60, "there is another scheduler")
         seen.clear()
 
         async def again() -> None:

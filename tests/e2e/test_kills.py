@@ -13,7 +13,6 @@ from tests.e2e.streams import Said, stream
 from tests.e2e.system import Role, System
 from tests.fakes.waiting import await_until
 
-pytestmark = pytest.mark.timeout(120)
 NUM_STREAMS = 8
 LONG = {"max_tokens": 150, "temperature": 0.8, "extra_body": {"ignore_eos": True}}
 SLOW = {"step_ms": 10}
@@ -31,7 +30,7 @@ async def _undisturbed(client: openai.AsyncOpenAI) -> list[Said]:
 async def _under_way(client: openai.AsyncOpenAI) -> tuple[list[Said], list["asyncio.Task[Said]"]]:
     said = [Said() for _ in range(NUM_STREAMS)]
     tasks = [asyncio.create_task(stream(client, _prompt(n), said[n], seed=n, **LONG)) for n in range(NUM_STREAMS)]
-    await await_until(lambda: all(len(each.token_ids) >= 10 for each in said), 30, "all streams are under way")
+    await await_until(lambda: all(len(each.token_ids) >= 10 for each in said), 60, "all streams are under way")
     return said, tasks
 
 
@@ -73,7 +72,7 @@ async def test_exec_33_a_killed_gateway_frees_its_requests(start_system: StartSy
         ended = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(isinstance(each, openai.APIError | httpx.HTTPError) for each in ended), ended
         system.wait_ready()
-        system.wait_idle(10)
+        system.wait_idle()
         assert (await stream(client, _prompt(0), seed=0, **LONG)).token_ids[:10] == said[0].token_ids[:10]
 
 

@@ -58,27 +58,24 @@ async def check(system: System, max_tokens: int, copies: int, killed: list[Role]
         assert system.debug_state()["scheduler"]["preempted"] > before, "nothing was preempted"
         for role in killed:
             crowd = asyncio.create_task(answers(client, bodies * copies))
-            await await_until(lambda: system.debug_state()["scheduler"]["running"] > 2, 30, "requests run")
+            await await_until(lambda: system.debug_state()["scheduler"]["running"] > 2, 60, "requests run")
             system.kill(role, signal.SIGKILL)
             assert await crowd == alone * copies, f"after the {role} was killed"
     system.wait_ready()
 
 
-@pytest.mark.timeout(200)
 async def test_sched_28_fake_model(start_system: StartSystem) -> None:
     system = start_system(executors=2, num_blocks=40, faults={"step_ms": 5})
     await check(system, 80, 3, ["executor", "scheduler"])
 
 
 @pytest.mark.model
-@pytest.mark.timeout(300)
 async def test_sched_28_default_model(start_system: StartSystem) -> None:
     system = start_system(backend="torch", dtype="float32", executors=2, num_blocks=12)
     await check(system, 28, 2, ["executor"])
 
 
 @pytest.mark.model
-@pytest.mark.timeout(300)
 async def test_exec_37_prompt_logprobs_of_a_long_prompt(real_system: System) -> None:
     """Chunk by chunk, whatever else runs; a sum over the prompt is its likelihood."""
     body = {"prompt": TEXT * 60, "echo": True, "logprobs": 5, "max_tokens": 1, "temperature": 0}

@@ -32,7 +32,7 @@ SHORT_TOKENS = 8
 """Output of the requests by which the cost of a request is told from that of its tokens."""
 LONG_TOKENS = 8000
 MAX_STEP_TOKENS = 1024
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 240.0
 SETTLE_S = 1.0
 
 
