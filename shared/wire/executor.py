@@ -27,7 +27,7 @@ class ExecutorHello(Struct, frozen=True, array_like=True, tag="executor_hello"):
     limits: ExecutorLimits
     device: str
     numerics: str
-    """Fingerprint of all that may change a bit of a result: weights, dtype, instruction set, versions, code, threads."""
+    """Fingerprint of all that may change a bit of a result: weights, config, dtype, CPU, versions, code, threads."""
     protocol: int = PROTOCOL
     batch_dependent: list[str] = []
     """Parts of the model whose bits may move with what else is in a step."""
