@@ -38,7 +38,7 @@ def routes() -> list[Route]:
 
 
 def create_app(gateway: Gateway) -> ASGIApp:
-    """Everything that HTTP reaches. CORS is outermost: refusals carry its headers, and preflights need no key."""
+    """Everything that HTTP reaches. CORS is around whatever refuses: refusals have its headers, preflights need no key."""
     starlette = Starlette(routes=routes(), exception_handlers={HTTPException: http_exception})
     starlette.state.gateway = gateway
     options = gateway.options
@@ -46,7 +46,7 @@ def create_app(gateway: Gateway) -> ASGIApp:
     if options.api_keys:
         app = ApiKeys(app, options.api_keys)
     app = Drain(app, lambda: gateway.draining)
-    app = SecurityHeaders(Observe(app, gateway.metrics, gateway.tracing))
+    app = Observe(app, gateway.metrics, gateway.tracing)
     if options.cors_origins:
         app = CORSMiddleware(
             app,
@@ -55,4 +55,4 @@ def create_app(gateway: Gateway) -> ASGIApp:
             allow_headers=["*"],
             expose_headers=["X-Request-Id", "Retry-After"],
         )
-    return Direct(app)
+    return Direct(SecurityHeaders(app))

@@ -6,19 +6,18 @@ import asyncio
 import os
 import sys
 
-from shared.config import ENV_PREFIX
-
 MAX_LINE_BYTES = 64 * 1024 * 1024
 """Of an answer."""
 MAX_WAITING = 64
 """Questions at once, the one that is being answered included; more are turned away."""
+NEEDED = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "TZ")
 OVERDUE_S = 30.0
 """After so long the process is given up; its own limits are far below."""
 
 
 def _environment() -> dict[str, str]:
-    """Ours without our options: there may be keys among them, and no helper needs any."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
+    """Of ours what it takes to run Python. There may be keys in the rest: of clients, of a collector, of anything."""
+    return {name: value for name, value in os.environ.items() if name in NEEDED or name.startswith("PYTHON")}
 
 
 class HelperLost(Exception):

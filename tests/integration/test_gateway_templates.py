@@ -38,7 +38,8 @@ def environment_of(process: asyncio.subprocess.Process) -> bytes:
 
 
 async def test_a_trusted_template_is_honoured_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATERNOSTER_API_KEY", "sk-secret")
+    for name in ("PATERNOSTER_API_KEY", "OTEL_EXPORTER_OTLP_HEADERS", "SOME_TOKEN"):
+        monkeypatch.setenv(name, "sk-secret")
     async with world(ScriptedScheduler(), trust_request_chat_template=True) as w:
         template = "{{ eos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ mark }}{% endfor %}"
         response = await w.chat(chat_template=template, chat_template_kwargs={"mark": "!"}, max_tokens=1)
