@@ -38,7 +38,7 @@ def routes() -> list[Route]:
 
 
 def create_app(gateway: Gateway) -> ASGIApp:
-    """Everything that HTTP reaches. CORS is around whatever refuses: refusals have its headers, preflights need no key."""
+    """Everything that HTTP reaches. CORS is around what refuses: refusals have its headers, preflights need no key."""
     starlette = Starlette(routes=routes(), exception_handlers={HTTPException: http_exception})
     starlette.state.gateway = gateway
     options = gateway.options

@@ -52,6 +52,14 @@ class CallingMessage(Struct):
     reasoning_content: str | None = None
 
 
+class ThinkingMessage(Struct):
+    """A message of the assistant's that only thinks: it was cut off."""
+
+    role: Literal["assistant"]
+    reasoning_content: Text
+    content: None = None
+
+
 class FunctionDefinition(Struct):
     """A function that the model may call."""
 
@@ -185,7 +193,7 @@ PROMPTS: tuple[Any, ...] = (
     Annotated[list[TokenIds], Meta(min_length=1, max_length=MAX_PROMPTS)],
 )
 """A completion's prompt is one of these, and so on below."""
-CHAT_MESSAGES: tuple[Any, ...] = (ChatMessage, CallingMessage)
+CHAT_MESSAGES: tuple[Any, ...] = (ChatMessage, CallingMessage, ThinkingMessage)
 ANTHROPIC_MESSAGES: tuple[Any, ...] = (UserTurn, AssistantTurn, SystemTurn)
 RESPONSE_ITEMS: tuple[Any, ...] = (InputMessage, FunctionCall, FunctionCallOutput, ReasoningItem)
 TOOLS: Any = Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)] | None
