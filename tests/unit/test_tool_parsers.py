@@ -36,6 +36,8 @@ WHOLE: list[tuple[type[ToolParser], str, list[Any]]] = [
         [("f", ARGUMENTS), ("g", '{"q": 1}'), "So."],
     ),
     (HermesParser, f"<tool_call>{CALL}", [("f", ARGUMENTS)]),
+    (HermesParser, f"<tool_call>{CALL}\n</tool_ca", [("f", ARGUMENTS)]),
+    (HermesParser, f"<tool_call>{CALL}</tool_case", [("f", ARGUMENTS), "</tool_case"]),
     (HermesParser, '<tool_call>{"name": "f", "arguments": {"a": "cut', [("f", '{"a": "cut')]),
     (HermesParser, '<tool_call>{"name": "f"}</tool_call>', [("f", "{}")]),
     (HermesParser, '<tool_call>{"name": "f", "arguments": null}</tool_call>', [("f", "{}")]),

@@ -18,9 +18,16 @@ h2 { margin: 1.6rem 0 .2rem; font-size: 1.05rem; } h1 { font-size: 1.3rem; }
 p { margin: .2rem 0 .6rem; } svg { display: block; margin: .3rem 0; max-width: 100%; }
 table { border-collapse: collapse; margin: .8rem 0; } td, th { padding: .15rem .8rem .15rem 0; text-align: right; }
 td:first-child, th:first-child { text-align: left; } th { border-bottom: 1px solid; font-weight: 600; }
-.idle { fill: var(--idle); } .dead { fill: var(--dead); fill-opacity: .28; } .stalled { fill-opacity: .25; }
+.idle { fill: var(--idle); } .dead { fill: url(#hatch); } .stalled { fill-opacity: .25; }
+.key { display: inline; margin: 0; vertical-align: -1px; }
 .prefill { stroke: var(--ink); stroke-width: 1.2; } text { fill: var(--ink); font-size: 10px; }
 """
+_HATCH = (
+    '<svg width="0" height="0" style="position:absolute"><pattern id="hatch" width="4" height="4" '
+    'patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><path d="M1 0V4" stroke="var(--dead)" '
+    'stroke-width="1.5"/></pattern></svg>'
+)
+"""Of dead lanes: no request looks like it, whatever its colour."""
 
 
 class Panel(NamedTuple):
@@ -37,15 +44,18 @@ def page(title: str, panels: Iterable[Panel], table: tuple[list[str], list[list[
     parts = [
         "<!doctype html>",
         f'<html lang="en"><meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>',
-        f"<h1>{escape(title)}</h1>",
+        f"{_HATCH}<h1>{escape(title)}</h1>",
     ]
+    panels = list(panels)
+    most_steps = max((len(rows.steps) for panel in panels for rows in panel.rows), default=0)
+    width = max(2.0, min(float(_CELL * 3), _WIDTH / max(1, most_steps)))  # the same in all, so that they compare
     if table is not None:
         parts += _table(*table)
     parts.append(f"<p>Each row is a lane, each column a step. {_legend()}</p>")
     for panel in panels:
         parts.append(f"<section><h2>{escape(panel.title)}</h2><p>{escape(panel.note)}</p>")
         for rows in panel.rows:
-            parts += _svg(rows, panel.title)
+            parts += _svg(rows, panel.title, width)
         parts.append("</section>")
     return "\n".join(parts) + "\n"
 
@@ -65,22 +75,20 @@ def _table(head: list[str], rows: list[list[str]]) -> Iterator[str]:
 
 def _legend() -> str:
     kinds = (
-        ("prefill", f'fill="{colour(0)}"', "prefill (framed)"),
-        ("decode", f'fill="{colour(0)}"', "decode"),
-        ("stalled", f'fill="{colour(0)}"', "held, not computed"),
+        ("prefill", f'fill="{colour(1)}"', "prefill (framed)"),
+        ("decode", f'fill="{colour(1)}"', "decode"),
+        ("stalled", f'fill="{colour(1)}"', "held, not computed"),
         ("dead", "", "dead: empty while others wait"),
         ("idle", "", "idle"),
     )
     return " &nbsp; ".join(
-        f'<svg width="10" height="10" style="display:inline"><rect class="{name}" width="10" height="10" {fill}/></svg>'
-        f" {text}"
+        f'<svg width="10" height="10" class="key"><rect class="{name}" width="10" height="10" {fill}/></svg> {text}'
         for name, fill, text in kinds
     )
 
 
-def _svg(rows: Rows, title: str) -> Iterator[str]:
+def _svg(rows: Rows, title: str, width: float) -> Iterator[str]:
     num_steps = max(1, len(rows.steps))
-    width = max(2.0, min(float(_CELL * 3), _WIDTH / num_steps))
     total = round(width * num_steps)
     height = rows.num_lanes * (_CELL + _GAP)
     yield (

@@ -34,7 +34,8 @@ def rows(model: Model, load: sweep.MakeWorkload, executors: list[int], budgets: 
         recorder = Recorder(1, shown.steps) if shown.picture else None
         found.append(sweep.run(model, load(), recorder))
         if recorder is not None:
-            panels = [Panel(rows.executor, _note(found[0]), [rows]) for rows in recorder.executors.values()]
+            of = f", the first of {executors[0]}" if executors[0] > 1 else ""
+            panels = [Panel(rows.executor + of, _note(found[0]), [rows]) for rows in recorder.executors.values()]
             Path(shown.picture).write_text(page("Lanes by steps", panels))
     else:
         found += sweep.grid(model, load, executors, budgets)
@@ -93,7 +94,10 @@ def policy_table(found: Iterable[Row]) -> tuple[list[str], list[list[str]]]:
 
 
 def _note(row: Row) -> str:
-    return f"busy share while others wait {_share(row.busy_share)}, {row.output_tokens_per_s:.0f} output tokens/s"
+    whose = "all executors: " if row.executors > 1 else ""
+    return (
+        f"{whose}busy share while others wait {_share(row.busy_share)}, {row.output_tokens_per_s:.0f} output tokens/s"
+    )
 
 
 def _table(found: list[Row]) -> None:

@@ -133,8 +133,15 @@ def internal(message: str = "internal error") -> ApiError:
     return ApiError(500, message, code="internal_error")
 
 
+def not_found(request: Request) -> ApiError:
+    """404: there is nothing at this path."""
+    return ApiError(404, f"there is nothing at {request.url.path[:100]}; /docs tells what there is")
+
+
 async def http_exception(request: Request, error: Exception) -> Response:
     """Starlette's own refusals (no such route, wrong method, body too large) in our shape."""
     assert isinstance(error, HTTPException)
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        return not_found(request).response()
     message = str(error.detail or HTTPStatus(error.status_code).phrase)
     return ApiError(error.status_code, message, headers=error.headers).response()

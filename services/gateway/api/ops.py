@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.api.endpoint import gateway_of
-from services.gateway.api.errors import ApiError, unavailable
+from services.gateway.api.errors import not_found, unavailable
 
 STATE_TIMEOUT_S = 2.0
 
@@ -40,7 +40,7 @@ async def debug_state(request: Request) -> Response:
     """What this gateway, all gateways and the scheduler hold, when the operator allows the question."""
     gateway = gateway_of(request)
     if not gateway.options.debug_endpoints:
-        raise ApiError(404, "Not Found")
+        raise not_found(request)
     try:
         scheduler = await gateway.link.query_state(STATE_TIMEOUT_S)
     except (TimeoutError, ValueError):

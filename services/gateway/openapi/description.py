@@ -154,7 +154,8 @@ def _refusal(operation: Operation, status: int) -> dict[str, Any]:
     shape = answers.Status if (operation.path, status) == NOT_READY else operation.error
     headers = {**REQUEST_ID, **RETRY_AFTER} if status in (429, 503) else REQUEST_ID
     content = {"application/json": {"schema": _reference(shape)}}
-    return {"description": REFUSALS[status], "headers": headers, "content": content}
+    description = operation.not_found if status == 404 else REFUSALS[status]
+    return {"description": description, "headers": headers, "content": content}
 
 
 def _reference(kind: type[Any]) -> dict[str, str]:

@@ -13,7 +13,6 @@ from services.gateway.openapi import answers
 REFUSALS = {
     400: "The request is wrong; nothing of it has reached an executor.",
     401: "No valid API key.",
-    404: "No such model.",
     413: "The body is larger than 8 MiB.",
     429: "Too much waits, the first token would come too late, or the key is above one of its limits.",
     500: "The request failed in an executor or in the gateway.",
@@ -42,6 +41,8 @@ class Operation:
     """Type of the data of its events, where all are alike."""
     event_names: tuple[str, ...] = ()
     """Of its events, where they have names."""
+    not_found: str = "No such model."
+    """What 404 means."""
     is_open: bool = False
     """Whether it needs no key."""
 
@@ -157,7 +158,14 @@ OPERATIONS = (
     Operation("get", "/health", "200 while the process lives", answers.Status, (500,), is_open=True),
     Operation("get", "/ready", "200 once requests can be served", answers.Status, (500, 503), is_open=True),
     Operation("get", "/metrics", "Metrics for Prometheus", "text/plain", (401, 500)),
-    Operation("get", "/debug/state", "What is held, if the operator allows it", answers.State, (401, 404, 500, 503)),
+    Operation(
+        "get",
+        "/debug/state",
+        "What is held, if the operator allows it",
+        answers.State,
+        (401, 404, 500, 503),
+        not_found="The operator does not allow it.",
+    ),
     Operation("get", "/openapi.json", "This description", "application/json", (401, 500, 503)),
     Operation("get", "/docs", "This description, as a page", "text/html", (401, 500, 503)),
 )

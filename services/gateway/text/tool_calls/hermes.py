@@ -8,14 +8,14 @@ NOTATION = Notation(f'{BEGIN}\n{{"name": "', '", "arguments": ', f"}}\n{END}", b
 
 
 class HermesParser(ToolParser):
-    """See ``ToolParser``. A closing tag that is missing is not missed."""
+    """See ``ToolParser``. A closing tag that is missing, or cut by the end of the text, is not missed."""
 
     markers = (BEGIN, END)
 
     def _read(self) -> Reading[None]:
         while (yield from self._content_until(BEGIN)):
             if (yield from self._call()):
-                yield from self._literal(END)
+                yield from self._closing(END)
                 yield from self._peek()
                 self._drop()
             else:

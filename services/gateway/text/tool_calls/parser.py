@@ -134,6 +134,11 @@ class ToolParser(ABC):
         self._at += len(text)
         return True
 
+    def _closing(self, text: str) -> Reading[None]:
+        """Pass over ``text``, or as much of it as there is at the end."""
+        if not (yield from self._literal(text)) and self._ended and text.startswith(self._text[self._at :]):
+            self._at = len(self._text)
+
     def _run_of(self, characters: re.Pattern[str]) -> Reading[str]:
         """All that matches from the cursor on."""
         while True:
