@@ -415,7 +415,7 @@ def replay(
     file: Annotated[
         str, typer.Argument(metavar="FILE", help="A journal that 'up --journal' or 'scheduler --journal' has written.")
     ],
-    request: Annotated[str, o.option("request", "Id of a request whose story to tell.")] = "",
+    request: Annotated[str, o.option("request", "Id of an answer whose story to tell.")] = "",
     picture: bench.Picture = "",
     steps: Annotated[int, o.option("steps", "Steps of each executor in the picture.", min=1)] = 400,
 ) -> None:

@@ -63,7 +63,8 @@ def run(reader: Reader, observe: Observer | None = None) -> Replayed:
         actions = replayed.scheduler.handle(handled.event, handled.now_ms)
         if digest(actions) != handled.digest:
             raise Divergence(
-                f"event {number} ({type(handled.event).__name__}) has other actions than when it was written"
+                f"event {number} ({type(handled.event).__name__}) has other actions than when it was written "
+                "(by another version of the scheduler, or there is a bug)"
             )
         if observe is not None:
             observe(replayed.scheduler, handled.event, handled.now_ms, actions)
@@ -82,28 +83,36 @@ def _crash(scheduler: Scheduler, handled: Handled, number: int) -> str:
 
 
 class Stories:
-    """What happened to one request, by any gateway's name for it: its own story and the tokens it was sent."""
+    """What happened to one answer, or one choice of it: its own story and the tokens it was sent."""
 
     def __init__(self, request_id: str) -> None:
         self._id = request_id
-        self._found: dict[str, Request] = {}
+        self._ids: set[str] | None = None
+        """Of the requests of this answer so far: gateways number the choices, ``ID-0``, ``ID-1``."""
+        self._found: dict[tuple[str, str], Request] = {}
         self._sent: list[str] = []
 
     def observe(self, scheduler: Scheduler, event: Event, now_ms: int, actions: list[Action]) -> None:
         """See one event."""
-        for gateway, requests in scheduler.ledger.requests.items():
-            if self._id in requests:
-                self._found[gateway] = requests[self._id]
-        if isinstance(event, Submitted) and event.submit.request_id == self._id:
-            self._sent.append(f"  {now_ms} ms: submitted by {event.gateway}")
+        ledger = scheduler.ledger.requests
+        if self._ids is None:  # what the file opens with
+            self._ids = {name for requests in ledger.values() for name in requests if self._is_of_answer(name)}
+        if isinstance(event, Submitted) and self._is_of_answer(event.submit.request_id):
+            self._ids.add(event.submit.request_id)
+            self._sent.append(f"  {now_ms} ms: {event.submit.request_id} submitted by {event.gateway}")
+        for gateway, requests in ledger.items():
+            self._found |= {(gateway, name): requests[name] for name in self._ids if name in requests}
         for action in actions:
             if isinstance(action, ToGateway) and isinstance(action.message, Tokens):
                 for delta in action.message.items:
-                    if delta.request_id == self._id:
+                    if delta.request_id in self._ids:
                         end = f", finish {delta.finish}" if delta.finish else ""
                         self._sent.append(f"  {now_ms} ms: {len(delta.token_ids) // 4} tokens{end}")
-            elif isinstance(action, ToGateway) and getattr(action.message, "request_id", None) == self._id:
+            elif isinstance(action, ToGateway) and getattr(action.message, "request_id", None) in self._ids:
                 self._sent.append(f"  {now_ms} ms: {type(action.message).__name__}")
+
+    def _is_of_answer(self, request_id: str) -> bool:
+        return request_id == self._id or request_id.startswith(f"{self._id}-")
 
     def lines(self) -> Iterator[str]:
         """The story; nothing when the request never appeared."""

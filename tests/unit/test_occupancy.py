@@ -88,6 +88,23 @@ def test_a_second_step_in_flight_costs_a_lane_one_step_at_each_end():
     ]
 
 
+def test_lanes_behind_the_last_one_in_use_are_one_line():
+    used, idle = Cell(Kind.DECODE, 0), Cell(Kind.IDLE, -1)
+    rows = Rows("e", 12, [[idle, used, *[idle] * 10], [idle] * 12])
+    assert list(text.draw(rows)) == ["lane 0 |..|", "lane 1 |a.|", "and 10 lanes more, without a request"]
+    assert "<p>and 10 lanes more, without a request</p>" in page("p", [Panel("e", "", [rows])])
+
+
+def test_all_pictures_of_a_page_have_the_same_scale():
+    used = Cell(Kind.DECODE, 0)
+    long, short = Rows("a", 1, [[used]] * 800), Rows("b", 1, [[used]] * 400)
+    html = page("p", [Panel("a", "", [long]), Panel("b", "", [short])])
+    widths = [
+        float(part.split('"')[1]) + 0.5 for part in html.split("<rect ")[1:] for part in [part.split("width=")[1]]
+    ]
+    assert widths[-2:] == [1600, 800]
+
+
 def test_the_page_is_whole_by_itself_and_shows_every_lane_step():
     _, rows, _ = drawn("static")
     html = page("a <title>", [Panel("static", "note & figures", [rows])], (["policy"], [["static"]]))

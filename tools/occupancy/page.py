@@ -90,18 +90,20 @@ def _legend() -> str:
 def _svg(rows: Rows, title: str, width: float) -> Iterator[str]:
     num_steps = max(1, len(rows.steps))
     total = round(width * num_steps)
-    height = rows.num_lanes * (_CELL + _GAP)
+    height = rows.num_used * (_CELL + _GAP)
     yield (
         f'<svg width="{total + 2}" height="{height + 16}" role="img" '
         f'aria-label="{escape(title)}: {rows.num_lanes} lanes of {escape(rows.executor)}">'
     )
-    for lane in range(rows.num_lanes):
+    for lane in range(rows.num_used):
         for start, end, cell in _runs([step[lane] for step in rows.steps]):
             yield _rect(start * width + 1, lane * (_CELL + _GAP) + 1, (end - start) * width - 0.5, cell, start, end)
     every = next(size for size in (1, 2, 5, 10, 20, 50, 100, 200, 500, 10**9) if size * width >= 28)
     for step in range(0, num_steps, every):
         yield f'<text x="{step * width + 1:.1f}" y="{height + 12}">{step + 1}</text>'
     yield "</svg>"
+    if rows.unused:
+        yield f"<p>{rows.unused}</p>"
     if rows.dropped:
         yield f"<p>and {rows.dropped} steps more</p>"
 

@@ -47,6 +47,18 @@ class Rows:
     dropped: int = 0
     """Steps after those that are kept."""
 
+    @property
+    def num_used(self) -> int:
+        """Lanes up to the last one that had a request, one at least: those that are worth drawing."""
+        used = (lane for step in self.steps for lane, cell in enumerate(step) if cell.request >= 0)
+        return max(used, default=0) + 1
+
+    @property
+    def unused(self) -> str:
+        """A line on the others, if there are any."""
+        count = self.num_lanes - self.num_used
+        return f"and {count} lane{'s' * (count > 1)} more, without a request" if count else ""
+
 
 @dataclass
 class BusyShare:

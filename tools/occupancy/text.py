@@ -17,9 +17,11 @@ def letter(request: int) -> str:
 def draw(rows: Rows, most_steps: int = 120) -> Iterator[str]:
     """Lines of one executor's picture."""
     steps = rows.steps[:most_steps]
-    width = len(str(rows.num_lanes - 1))
-    for lane in range(rows.num_lanes):
+    width = len(str(rows.num_used - 1))
+    for lane in range(rows.num_used):
         yield f"lane {lane:>{width}} |{''.join(_character(step[lane]) for step in steps)}|"
+    if rows.unused:
+        yield rows.unused
     left_out = len(rows.steps) - len(steps) + rows.dropped
     if left_out:
         yield f"and {left_out} steps more"

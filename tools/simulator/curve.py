@@ -6,6 +6,7 @@ One self-contained HTML file, as the picture of lanes is.
 from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import groupby
+from math import floor, log10
 
 from tools.occupancy.page import STYLE, colour
 from tools.simulator.figures import Row
@@ -20,21 +21,32 @@ def page(rows: Sequence[Row], percent: str = "p50") -> str:
     known = [(row, tpot, ttft) for row, tpot, ttft in points if tpot is not None and ttft is not None]
     most_tpot = max((tpot for _, tpot, _ in known), default=0.0) or 1.0
     most_ttft = max((ttft for _, _, ttft in known), default=0.0) or 1.0
-    title = f"TTFT over TPOT, {percent}, milliseconds"
+    title = f"What the runs trade: TTFT over TPOT, {percent}"
     parts = [
         "<!doctype html>",
         f'<html lang="en"><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style><h1>{title}</h1>',
         f'<svg width="{_SIZE + 2 * _MARGIN}" height="{_SIZE + _MARGIN}" role="img" aria-label="{title}">',
         f'<path d="M{_MARGIN} 10V{_SIZE}H{_SIZE + _MARGIN}" fill="none" stroke="currentColor"/>',
+        f'<text x="{_SIZE + _MARGIN}" y="{_SIZE + 32}" text-anchor="end">TPOT, ms</text>',
+        f'<text x="{_MARGIN + 6}" y="16">TTFT, ms</text>',
     ]
-    for share in (0.25, 0.5, 0.75, 1.0):
-        x, y = _place(share, share)
-        parts.append(f'<text x="{x:.0f}" y="{_SIZE + 15}" text-anchor="middle">{share * most_tpot:.4g}</text>')
-        parts.append(f'<text x="{_MARGIN - 5}" y="{y:.0f}" text-anchor="end">{share * most_ttft:.4g}</text>')
+    for value in _ticks(most_tpot):
+        x, _ = _place(value / most_tpot, 0)
+        parts.append(f'<text x="{x:.0f}" y="{_SIZE + 15}" text-anchor="middle">{value:g}</text>')
+    for value in _ticks(most_ttft):
+        _, y = _place(0, value / most_ttft)
+        parts.append(f'<text x="{_MARGIN - 5}" y="{y:.0f}" text-anchor="end">{value:g}</text>')
     for number, (executors, group) in enumerate(groupby(known, key=lambda point: point[0].executors)):
         scaled = [(row, *_place(tpot / most_tpot, ttft / most_ttft)) for row, tpot, ttft in group]
         parts += _line(scaled, f"{executors} executor{'s' * (executors > 1)}", colour(number))
     return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _ticks(most: float) -> list[float]:
+    """Round numbers up to ``most``, five at most."""
+    scale = 10.0 ** floor(log10(most))
+    step = next(size * scale for size in (0.2, 0.5, 1.0, 2.0) if most / (size * scale) <= 5.5)
+    return [step * number for number in range(1, int(most / step) + 1)]
 
 
 def _place(right: float, up: float) -> tuple[float, float]:
@@ -50,3 +62,5 @@ def _line(points: Sequence[tuple[Row, float, float]], name: str, stroke: str) ->
         yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{stroke}"><title>{escape(label)}</title></circle>'
         short = " ".join(map(str, row.settings.values())) or str(row.executors)
         yield f'<text x="{x + 6:.1f}" y="{y - 4:.1f}">{escape(short)}</text>'
+    _, x, y = points[-1]
+    yield f'<text x="{x + 6:.1f}" y="{y + 12:.1f}" style="fill:{stroke};font-weight:600">{name}</text>'

@@ -16,6 +16,9 @@ from tools.simulator import curve, sweep
 from tools.simulator.engine import Model
 from tools.simulator.figures import Row
 
+RUNS_ABREAST = 3
+"""What a terminal of 80 columns shows uncut."""
+
 
 @dataclass(frozen=True)
 class Shown:
@@ -101,7 +104,12 @@ def _note(row: Row) -> str:
 
 
 def _table(found: list[Row]) -> None:
-    """One column a run."""
+    """One column a run; where they are many, tables of as many as are read at a glance."""
+    for start in range(0, len(found), RUNS_ABREAST):
+        _columns(found[start : start + RUNS_ABREAST])
+
+
+def _columns(found: list[Row]) -> None:
     varied = dict.fromkeys(name for row in found for name in row.settings)
     table = Table(title="simulated", show_header=False)
     table.add_column()
