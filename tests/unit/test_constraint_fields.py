@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from services.gateway.api.constraints import constraint_of
-from services.gateway.api.depth import MAX_DEPTH
 from services.gateway.api.errors import ApiError
+from services.gateway.api.json_bounds import MAX_DEPTH
 from services.gateway.api.schema import ChatRequest, CompletionRequest, parse
 from services.gateway.api.settings import NEVER, settings_of
 from shared import fake_model

@@ -6,9 +6,9 @@ from starlette.requests import Request
 
 from services.gateway.api.answer import Answer, ShapeOf
 from services.gateway.api.chat_format import constraint_of_chat, message_format_of
-from services.gateway.api.depth import check_depth
 from services.gateway.api.endpoint import gateway_of, tenant_of
 from services.gateway.api.errors import invalid
+from services.gateway.api.json_bounds import check_bounds
 from services.gateway.api.prompts import messages_of
 from services.gateway.api.schema import ChatRequest, parse
 from services.gateway.api.settings import prompt_too_long, settings_of
@@ -84,7 +84,7 @@ def _conversation(fields: ChatRequest, tool_use: ToolUse | None) -> Conversation
 def _variables(fields: ChatRequest) -> dict[str, Any]:
     """What the template is to see besides: one that knows no efforts does not look at it. Raises ApiError (400)."""
     variables = fields.chat_template_kwargs or {}
-    check_depth(variables, "chat_template_kwargs")
+    check_bounds(variables, "chat_template_kwargs")
     for name in variables:
         if name in RESERVED or not name.isidentifier():
             raise invalid(f"chat_template_kwargs must not set {name[:64]!r}", "chat_template_kwargs")

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta, Struct
 
-from services.gateway.api.depth import check_depth
 from services.gateway.api.errors import invalid
+from services.gateway.api.json_bounds import check_bounds
 from shared.wire.sampling import MAX_CONSTRAINT_CHARS, Constraint
 
 Choices = Annotated[list[str], Meta(min_length=1, max_length=4096)]
@@ -130,7 +130,7 @@ def _json(schema: JsonSchema, param: str) -> Constraint:
             schema = msgspec.json.decode(schema, type=dict[str, Any])
         except (msgspec.DecodeError, RecursionError):
             raise invalid(f"{param}: a schema must be an object, or the JSON text of one", param) from None
-    check_depth(schema, param)
+    check_bounds(schema, param)
     return Constraint("json_schema", msgspec.json.encode(schema).decode())
 
 

@@ -8,6 +8,7 @@ from msgspec import Meta, Struct
 
 from services.gateway.api.errors import invalid
 from services.gateway.api.history import History
+from services.gateway.api.json_bounds import check_bounds
 from services.gateway.api.prompts import invalid_at, string_at, text_of, unsupported_part
 from services.gateway.api.schema import MAX_STOPS, Share, Stop
 
@@ -73,6 +74,7 @@ def chat_fields(request: CountTokensRequest) -> dict[str, Any]:
     """The same as fields of ``/v1/chat/completions``. Raises ApiError (400)."""
     if request.thinking is not None and request.thinking.type == "enabled":
         raise invalid("thinking with a budget is not supported", "thinking", "unsupported_parameter")
+    check_bounds(request.messages, "messages")
     history = History()
     if request.system:
         history.say("system", text_of(request.system, "system"))

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.api.depth import check_depth
 from services.gateway.api.errors import ApiError, invalid
+from services.gateway.api.json_bounds import check_bounds
 from services.gateway.api.schema import unknown_fields
 
 MAX_PROMPTS = 1024
@@ -65,7 +65,7 @@ def messages_of(value: Any) -> list[dict[str, Any]]:
     """The messages of a chat as templates take them: content is one string. Raises ApiError (400)."""
     if not isinstance(value, list) or not value:
         raise invalid("messages must be a list of at least one message", "messages")
-    check_depth(value, "messages")
+    check_bounds(value, "messages")
     return [_message(message, f"messages[{index}]") for index, message in enumerate(value)]
 
 
@@ -152,7 +152,7 @@ def _arguments(arguments: Any, place: str) -> dict[str, Any]:
             arguments = msgspec.json.decode(arguments)
         except (msgspec.DecodeError, RecursionError):
             raise invalid(f"{place} is not valid JSON", "messages") from None
-        check_depth(arguments, "messages")
+        check_bounds(arguments, "messages")
     if not isinstance(arguments, dict):
         raise invalid(f"{place} must be an object, or its JSON text", "messages")
     return arguments

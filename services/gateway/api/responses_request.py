@@ -6,6 +6,7 @@ from msgspec import Meta, Struct
 
 from services.gateway.api.errors import invalid
 from services.gateway.api.history import History
+from services.gateway.api.json_bounds import check_bounds
 from services.gateway.api.prompts import invalid_at, string_at, text_of
 from services.gateway.api.schema import NumLogprobs, Share, is_json
 
@@ -70,6 +71,7 @@ CHAT_NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_
 
 def chat_fields(request: ResponsesRequest) -> dict[str, Any]:
     """The same as fields of ``/v1/chat/completions``. Raises ApiError (400)."""
+    check_bounds(request.input, "input")
     history = History()
     if request.instructions:
         history.say("system", request.instructions)

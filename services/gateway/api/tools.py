@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from services.gateway.api.depth import check_depth
 from services.gateway.api.errors import ApiError, invalid
+from services.gateway.api.json_bounds import check_bounds
 from services.gateway.api.schema import ChatRequest
 
 MAX_TOOLS = 128
@@ -58,7 +58,7 @@ def _functions(tools: Any) -> dict[str, dict[str, Any]]:
         raise _wrong("tools must be a list")
     if len(tools) > MAX_TOOLS:
         raise _wrong(f"tools may hold at most {MAX_TOOLS} functions, not {len(tools)}")
-    check_depth(tools, "tools")
+    check_bounds(tools, "tools")
     functions: dict[str, dict[str, Any]] = {}
     for index, tool in enumerate(tools):
         function = _function(tool, f"tools[{index}]")

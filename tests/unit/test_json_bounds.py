@@ -1,0 +1,77 @@
+"""What a client may nest, and how much of it, wherever a field may hold anything."""
+
+import functools
+import json
+from typing import Any
+
+import pytest
+
+from services.gateway.api import messages_request, responses_request
+from services.gateway.api.constraints import constraint_of
+from services.gateway.api.errors import ApiError
+from services.gateway.api.json_bounds import MAX_DEPTH, MAX_INNER, check_bounds
+from services.gateway.api.messages_request import MessagesRequest
+from services.gateway.api.prompts import messages_of
+from services.gateway.api.refusals import MESSAGES, RESPONSES
+from services.gateway.api.responses_request import ResponsesRequest
+from services.gateway.api.schema import ChatRequest, checked, parse
+from services.gateway.api.tools import tool_use_of
+
+
+def nested(levels: int) -> Any:
+    return functools.reduce(lambda inner, number: [inner] if number % 2 else {"a": inner}, range(levels - 1), [1])
+
+
+@pytest.mark.parametrize(
+    "good", [nested(MAX_DEPTH), [{}] * (MAX_INNER - 1) + [[1, "a", None]], "a", 1, {}, [0] * 100_000]
+)
+def test_what_is_within_bounds(good: Any) -> None:
+    check_bounds(good, "x")
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"), [(nested(MAX_DEPTH + 1), "levels"), ([{"a": []}] * (MAX_INNER // 2 + 1), "lists")]
+)
+def test_what_is_not(bad: Any, why: str) -> None:
+    with pytest.raises(ApiError, match=why) as raised:
+        check_bounds(bad, "x")
+    assert (raised.value.status, raised.value.param) == (400, "x")
+
+
+def read_chat(body: bytes) -> None:
+    request = parse(body, ChatRequest)
+    tool_use_of(request)
+    constraint_of(request)
+    messages_of(request.messages)
+
+
+def read_messages(body: bytes) -> None:
+    messages_of(checked(messages_request.chat_fields(parse(body, MessagesRequest, MESSAGES)), ChatRequest).messages)
+
+
+def read_responses(body: bytes) -> None:
+    messages_of(checked(responses_request.chat_fields(parse(body, ResponsesRequest, RESPONSES)), ChatRequest).messages)
+
+
+MANY: list[Any] = [{"role": "user", "content": "a"}] * (MAX_INNER + 1)
+
+
+@pytest.mark.parametrize(
+    ("read", "fields", "param"),
+    [
+        (read_chat, {"messages": MANY}, "messages"),
+        (
+            read_chat,
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * MAX_INNER}]},
+            "messages",
+        ),
+        (read_chat, {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"a": MANY}}}]}, "tools"),
+        (read_chat, {"guided_json": {"enum": MANY}}, "guided_json"),
+        (read_messages, {"messages": MANY, "max_tokens": 1}, "messages"),
+        (read_responses, {"input": MANY}, "input"),
+    ],
+)
+def test_there_is_no_field_for_more(read: Any, fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError, match="objects and lists") as raised:
+        read(json.dumps(fields).encode())
+    assert (raised.value.status, raised.value.param) == (400, param)
