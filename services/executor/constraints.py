@@ -171,6 +171,8 @@ def _in_thread(work: Callable[[], Result]) -> Future[Result]:
             result.set_result(work())
         except Exception as error:
             result.set_exception(error)
+        except BaseException as error:  # a panic in native code is no Exception, and must end no other thread
+            result.set_exception(ConstraintError(type(error).__name__))
 
     threading.Thread(target=run, name="constraint", daemon=True).start()
     return result

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from shared.wire.executor import Shutdown, Work, batch_plan
+from shared.wire.executor import BatchResult, Shutdown, Work, batch_plan
+from shared.wire.sampling import Constraint, Sampling
 from tests.fakes.plans import admit, failed, sampled
 from tests.fakes.scheduler_side import DEADLINE_S, EPOCH, SchedulerSide
 from tests.fakes.waiting import await_until
@@ -94,6 +95,21 @@ def boom(step: int = 1) -> Any:
 
 def rule(do: str) -> dict[str, Any]:
     return {"rules": [{"prompt_contains": "boom", "at_output_token": 0, "do": do}]}
+
+
+def test_leaves_in_order_while_constraints_are_compiled(tmp_path: Path) -> None:
+    """They are compiled outside of Python, and one that is done while Python ends would bring the process down."""
+    some = [Constraint("json_schema", json.dumps({"type": "number", "multipleOf": 10_000 + i})) for i in range(40)]
+
+    async def scenario() -> None:
+        async with executor(tmp_path, max_lanes=40) as (scheduler, child):
+            await scheduler.joined()
+            admits = [admit(i, [1, 2], [i], sampling=Sampling(constraint=each)) for i, each in enumerate(some)]
+            assert isinstance(await scheduler.ask(batch_plan(EPOCH, 0, -1, admits=admits)), BatchResult)
+            child.process.send_signal(signal.SIGTERM)
+            assert await child.exit_code() == 0
+
+    run(scenario)
 
 
 def test_serves_without_torch_and_leaves_on_sigterm(tmp_path: Path) -> None:

@@ -109,6 +109,17 @@ def test_what_is_never_compiled_fails_in_the_end(monkeypatch: pytest.MonkeyPatch
     assert held.masks([a_row("")]).failures == {0: "the constraint takes too long to compile"}
 
 
+def test_a_panic_of_the_compiler_fails_its_row_alone() -> None:
+    class Panic(BaseException):
+        pass
+
+    def read() -> LLTokenizer:
+        raise Panic
+
+    told = Constraints(WORDS, read).masks([a_row("")])
+    assert told.failures == {0: "the constraint cannot be compiled"}
+
+
 def test_a_bad_constraint_ends_its_request_alone() -> None:
     stepper = Stepper(FakeBackend(WORDS, LIMITS))
     ids, blocks = tokens.pack([1, 2]), map(tokens.pack, ([0], [1]))
