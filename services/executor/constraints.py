@@ -33,6 +33,8 @@ OVERDUE_S = 30.0
 """A constraint that has not been compiled by then fails: gateways let none through that takes a tenth of it."""
 MAX_COMPILED = 256
 """Compiled constraints that are kept, those in use longest ago first to go."""
+MAX_KEPT_S = 10.0
+"""Processor time that compiling all kept ones took. A second of it leaves some 60 MB; nothing else tells their size."""
 
 Allowed = NDArray[np.uint8]
 """[ceil(V / 8)] the bit of a token, the lowest of a byte first, is 1 where it may come next."""
@@ -55,7 +57,16 @@ class _Compiled:
 
     def __init__(self, constraint: Constraint, vocabulary: Future[LLTokenizer]) -> None:
         self.begun_at = time.monotonic()
-        self.matcher = _in_thread(lambda: compile_constraint(constraint, vocabulary.result()))
+        self.took_s = 0.0
+        """Processor time, once it is compiled."""
+        self.matcher = _in_thread(lambda: self._compile(constraint, vocabulary.result()))
+
+    def _compile(self, constraint: Constraint, vocabulary: LLTokenizer) -> LLMatcher:
+        before_s = time.thread_time()
+        try:
+            return compile_constraint(constraint, vocabulary)
+        finally:
+            self.took_s = time.thread_time() - before_s
 
 
 @dataclass
@@ -131,9 +142,11 @@ class Constraints:
             if self._vocabulary is None:
                 self._vocabulary = _in_thread(self._read_vocabulary)
             compiled = self._compiled[constraint] = _Compiled(constraint, self._vocabulary)
-            if len(self._compiled) > MAX_COMPILED:
-                self._compiled.popitem(last=False)
         self._compiled.move_to_end(constraint)
+        kept_s = sum(each.took_s for each in self._compiled.values())
+        while len(self._compiled) > MAX_COMPILED or (kept_s > MAX_KEPT_S and len(self._compiled) > 1):
+            _, oldest = self._compiled.popitem(last=False)
+            kept_s -= oldest.took_s
         return compiled
 
     def _await(self, compiled: _Compiled, until: float) -> LLMatcher:

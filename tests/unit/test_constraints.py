@@ -109,6 +109,18 @@ def test_what_is_never_compiled_fails_in_the_end(monkeypatch: pytest.MonkeyPatch
     assert held.masks([a_row("")]).failures == {0: "the constraint takes too long to compile"}
 
 
+@pytest.mark.parametrize(("bound", "most"), [("MAX_COMPILED", 3), ("MAX_KEPT_S", 3.5e-9)])
+def test_only_so_much_that_was_compiled_is_kept(bound: str, most: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their number is bounded, and so is their size, by the time that they took: a nanosecond each, here."""
+    monkeypatch.setattr(constraints, bound, most)
+    monkeypatch.setattr(constraints._Compiled, "took_s", property(lambda _: 1e-9, lambda *_: None), raising=False)
+    held = a_set()
+    some = [Constraint("regex", f"a{{{number}}}") for number in range(1, 9)]
+    for lane, each in enumerate([*some, some[0]]):
+        assert allowed(held.masks([a_row("", each, lane)])) == {ord("a")}
+    assert list(held._compiled) == [*some[-2:], some[0]]
+
+
 def test_a_panic_of_the_compiler_fails_its_row_alone() -> None:
     class Panic(BaseException):
         pass
