@@ -1,6 +1,6 @@
 """Options of one gateway process. Built by ``tools`` from the command line; imports no service."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from shared.api_keys import ApiKey
@@ -32,7 +32,7 @@ class GatewayOptions:
     """Certificate, with those between it and a known authority; TLS is served where it is given."""
     ssl_keyfile: str = ""
     """Its key; empty when it is in the same file."""
-    ssl_keyfile_password: str = ""
+    ssl_keyfile_password: str = field(default="", repr=False)
     metrics_host: str = "127.0.0.1"
     """Where ``metrics_port`` listens; no key is asked for there."""
     metrics_port: int | None = None
