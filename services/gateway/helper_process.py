@@ -10,7 +10,9 @@ MAX_LINE_BYTES = 64 * 1024 * 1024
 """Of an answer."""
 MAX_WAITING = 64
 """Questions at once, the one that is being answered included; more are turned away."""
-NEEDED = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "TZ")
+QUIET = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
+"""Set where transformers needs no torch: it is not to say so."""
+NEEDED = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "TZ", QUIET)
 OVERDUE_S = 30.0
 """After so long the process is given up; its own limits are far below."""
 
