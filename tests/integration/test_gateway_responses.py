@@ -174,6 +174,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"type": "function_call", "call_id": "c", "name": 5}]}, "input"),
     ({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"}]}, "input"),
     ({"input": [{"type": "reasoning", "content": [5]}]}, "input"),
+    ({"input": [{"type": "reasoning", "content": False}]}, "input"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"top_logprobs": 21}, "top_logprobs"),
     ({"temperature": 3}, "temperature"),

@@ -302,6 +302,8 @@ async def test_template_arguments_are_given_as_each_template_takes_them(call: st
             {},
             {"name": "f", "arguments": "[1]"},
             {"name": "f", "arguments": 5},
+            {"name": "f", "arguments": False},
+            {"name": "f", "arguments": []},
             {"name": "f", "arguments": "{"},
         ):
             error_of(await w.chat(messages=[USER, {**message, "tool_calls": [{"function": bad}]}]), "messages")

@@ -173,8 +173,8 @@ def _add_results_and_text(history: History, role: str, blocks: Sequence[dict[str
 
 
 def _tool(tool: dict[str, Any], place: str) -> dict[str, Any]:
-    kind = tool.get("type") or "custom"
-    if kind != "custom":
+    kind = tool.get("type")
+    if kind not in (None, "custom"):
         raise invalid_at(f"{place}.type", f"{str(kind)[:40]!r} is not supported: only tools of the client are")
     function = {
         "name": tool.get("name"),

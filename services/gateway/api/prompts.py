@@ -141,12 +141,14 @@ def _tool_calls(calls: Any, place: str) -> list[dict[str, Any]]:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise invalid(f"{place}[{index}].function must be an object with a name", "messages")
-        arguments = _arguments(function.get("arguments") or {}, f"{place}[{index}].function.arguments")
+        arguments = _arguments(function.get("arguments"), f"{place}[{index}].function.arguments")
         checked.append({"type": "function", **call, "function": {"name": function["name"], "arguments": arguments}})
     return checked
 
 
 def _arguments(arguments: Any, place: str) -> dict[str, Any]:
+    if arguments is None or arguments == "":
+        return {}
     if isinstance(arguments, str):
         try:
             arguments = msgspec.json.decode(arguments)

@@ -119,7 +119,7 @@ def _add(history: History, item: dict[str, Any], place: str) -> None:
 
 
 def _reasoning_text(item: dict[str, Any], place: str) -> str:
-    content = item.get("content") or []
+    content = [] if item.get("content") is None else item["content"]
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
         raise invalid_at(f"{place}.content", "must be a list of parts")
     return "".join(string_at(part, "text", f"{place}.content[{index}]") for index, part in enumerate(content))
