@@ -43,13 +43,21 @@ def describe_exit(code: int) -> str:
 class Supervisor:
     """Owns every child process of this one.
 
-    ``env`` is the children's environment, ``write`` receives their output and ``log`` our own remarks, line by line.
+    ``env`` is the children's environment. ``write`` receives their output, ``log`` our own remarks and ``warn`` those
+    on children that died, line by line.
     """
 
-    def __init__(self, env: Mapping[str, str], write: Callable[[str], None], log: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        env: Mapping[str, str],
+        write: Callable[[str], None],
+        log: Callable[[str], None],
+        warn: Callable[[str], None],
+    ) -> None:
         self._env = env
         self._write = write
         self._log = log
+        self._warn = warn
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._running: dict[str, Child] = {}
         self._leaving: dict[str, asyncio.Event] = {}
@@ -78,7 +86,7 @@ class Supervisor:
         _, late = await asyncio.wait([self._keepers[name] for name in names], timeout=grace_s)
         if late:
             for child in self._let_go(names, Child.kill):
-                self._log(f"{child.spec.name} did not leave within {grace_s:g} s: killed")
+                self._warn(f"{child.spec.name} did not leave within {grace_s:g} s: killed")
             await asyncio.wait(late)
         return not late and all(child.exit_code in _LEFT_AS_ASKED for child in asked)
 
@@ -109,7 +117,7 @@ class Supervisor:
                 if not self.gave_up.done():
                     self.gave_up.set_result(GaveUp(spec.name, code, last_line))
                 return
-            self._log(f"{spec.name} ended ({describe_exit(code)}); starting it again in {delay_s:g} s")
+            self._warn(f"{spec.name} ended ({describe_exit(code)}); starting it again in {delay_s:g} s")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(leaving.wait(), delay_s)
 

@@ -30,6 +30,8 @@ from tools.supervisor import Supervisor
 _LOG = logging.getLogger("supervisor")
 _LEAVE_GRACE_S = 5.0
 """How long a child may take to leave, beyond what its streams may take to drain."""
+_COMPLAINT = "paternoster: error: "
+"""How a command's last line begins when it fails."""
 
 
 class StartError(Exception):
@@ -45,7 +47,7 @@ def run(options: UpOptions) -> int:
             check_free(LOOPBACK, metrics_ports(options))
             return asyncio.run(_run(options, http, links))
     except (PortError, StartError) as error:
-        print(f"paternoster: error: {error}", file=sys.stderr)
+        print(f"{_COMPLAINT}{error}", file=sys.stderr)
         return 1
 
 
@@ -61,7 +63,7 @@ async def _run(options: UpOptions, http: socket.socket, links: LinkPorts) -> int
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, on_signal, number)
-    supervisor = Supervisor(children_environment(), _write, _LOG.info)
+    supervisor = Supervisor(children_environment(), _write, _LOG.info, _LOG.warning)
     life = asyncio.create_task(_live(options, http, links, supervisor, first))
     endings: list[asyncio.Future[Any]] = [life, second]
     await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
@@ -123,7 +125,7 @@ async def _model_folder(options: UpOptions, ended: asyncio.Future[int]) -> str:
     if options.backend == "fake":
         return ""
     spec = ChildSpec("model", command("model", "fetch", options.model))
-    child = await Child.start(spec, children_environment(), _write)
+    child = await Child.start(spec, children_environment(), _write_of_model)
     waiting = asyncio.create_task(child.wait())
     try:
         endings: list[asyncio.Future[Any]] = [waiting, ended]
@@ -135,8 +137,13 @@ async def _model_folder(options: UpOptions, ended: asyncio.Future[int]) -> str:
         child.kill()
     code = await waiting
     if code and not ended.done():
-        raise StartError(f"no model to serve: {child.last_line.removeprefix('paternoster: error: ')}")
+        raise StartError(f"no model to serve: {child.last_line.removeprefix(_COMPLAINT)}")
     return "" if ended.done() else str(model.cached(options.model, _LOG.info))
+
+
+def _write_of_model(line: str) -> None:
+    if _COMPLAINT not in line:  # it is this process's last line, too
+        _write(line)
 
 
 def _write(line: str) -> None:

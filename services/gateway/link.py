@@ -154,7 +154,8 @@ class Link:
 
     def _unavailable(self, reason: str) -> None:
         if self.ready or reason != self.reason:
-            _log.warning("not ready: %s", reason)
+            level = logging.INFO if self.facts is None else logging.WARNING  # before the first executor it is the start
+            _log.log(level, "not ready: %s", reason)
         self.ready, self.reason = False, reason
         if self._recovery is None:
             self._recovery = self._loop.call_later(self._recovery_timeout_s, self._give_up)

@@ -48,7 +48,7 @@ def supervised(test: Callable[[Supervisor, Log], Awaitable[None]]) -> Log:
     log = Log()
 
     async def body() -> None:
-        supervisor = Supervisor(dict(os.environ), log.output.append, log.remarks.append)
+        supervisor = Supervisor(dict(os.environ), log.output.append, log.remarks.append, log.remarks.append)
         try:
             await asyncio.wait_for(test(supervisor, log), 30)
         finally:
@@ -163,7 +163,7 @@ from tools.child import ChildSpec
 from tools.supervisor import Supervisor
 
 async def main():
-    supervisor = Supervisor(dict(os.environ), print, print)
+    supervisor = Supervisor(dict(os.environ), print, print, print)
     supervisor.keep_running(ChildSpec("worker", [sys.executable, "-c", {STUBBORN!r}]))
     await asyncio.sleep(3600)
 

@@ -5,6 +5,7 @@ ship the library for every level. Imports nothing of torch: the kernels take pla
 """
 
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -13,6 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
+
+_log = logging.getLogger(__name__)
 
 
 class Level(NamedTuple):
@@ -67,7 +70,11 @@ def shared_object(name: str) -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paternoster" / "kernels"
     target = cache / f"{name}-{key}.so"
     if not target.exists():
-        compile_library(command, target)
+        _log.info("compiling the kernels for this CPU with %s, once", compiler)
+        try:
+            compile_library(command, target)
+        except OSError as error:  # a folder that is read-only, a disk that is full
+            raise NoCompilerError(f"cannot keep compiled kernels in {cache}: {error.strerror or error}") from error
     return target
 
 
