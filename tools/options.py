@@ -57,7 +57,8 @@ def told(error: Exception) -> str:
 
 def writable(path: str) -> str:
     """A file that can be written, or nothing: known before the work whose figures go there. Raises BadParameter."""
-    if path and not os.access(path if os.path.exists(path) else os.path.dirname(path) or ".", os.W_OK):
+    place = path if os.path.exists(path) else os.path.dirname(path) or "."
+    if path and (os.path.isdir(path) or not os.access(place, os.W_OK)):
         raise typer.BadParameter(f"{path} cannot be written")
     return path
 
@@ -191,7 +192,12 @@ RecoveryTimeout = Annotated[
     float, option("recovery-timeout", "Seconds a stream waits for an executor or the scheduler to come back.", min=0)
 ]
 Journal = Annotated[
-    str, option("journal", "File where the scheduler writes down all that happens, for 'paternoster replay'.")
+    str,
+    option(
+        "journal",
+        "File where the scheduler writes down all that happens, for 'paternoster replay'.",
+        callback=writable,
+    ),
 ]
 JournalRedact = Annotated[bool, switch("journal-redact", "Replace token ids in the journal: it then tells no text.")]
 

@@ -54,6 +54,8 @@ def one_error_line(result: subprocess.CompletedProcess[str]) -> str:
         (["bench", "serve", "--prompt-tokens", "9:3"], "'9:3' must hold whole numbers"),
         (["bench", "serve", "--json", "/no/such/file"], "/no/such/file cannot be written"),
         (["simulate", "--json", "/no/such/file"], "/no/such/file cannot be written"),
+        (["simulate", "--json", "/tmp"], "/tmp cannot be written"),
+        (["up", "--journal", "/no/such/file"], "/no/such/file cannot be written"),
         (["simulate", "--picture", "/no/such/file"], "/no/such/file cannot be written"),
         (["simulate", "--trace", "/no/such/file"], "cannot read /no/such/file: No such file or directory"),
         (["simulate", "--fit", "/no/such/file"], "cannot read /no/such/file: No such file or directory"),
