@@ -163,6 +163,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "output_config.format",
     ),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+    ({"tools": [{"type": False, "name": "f"}]}, "tools[0].type"),
     ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
 ]
 
