@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.system import ROOT, System
+from tests.e2e.system import ROOT, START_S, System
 from tests.fakes.waiting import wait_until
 
 BLOCKER = """
@@ -38,6 +38,7 @@ def without_torch(tmp_path: Path) -> dict[str, str]:
     return env
 
 
+@pytest.mark.timeout(600)
 def test_a_system_on_the_fake_backend(without_torch: dict[str, str]) -> None:
     system = System(env=without_torch)
     try:
@@ -49,6 +50,7 @@ def test_a_system_on_the_fake_backend(without_torch: dict[str, str]) -> None:
 
 
 @pytest.mark.model
+@pytest.mark.timeout(600)
 def test_a_gateway_with_a_real_tokenizer(without_torch: dict[str, str]) -> None:
     from tools.model import cached
 
@@ -74,10 +76,10 @@ def test_a_gateway_with_a_real_tokenizer(without_torch: dict[str, str]) -> None:
             return False
 
     try:
-        wait_until(lives, 60, "the gateway lives")
+        wait_until(lives, START_S, "the gateway lives")
         assert httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 503
         gateway.terminate()
-        assert gateway.communicate(timeout=20)[1].count("Traceback") == 0
+        assert gateway.communicate(timeout=60)[1].count("Traceback") == 0
         assert gateway.returncode == 0
     finally:
         gateway.kill()

@@ -21,6 +21,7 @@ from tests.fakes.plans import admit, failed, sampled
 from tests.fakes.scheduler_side import DEADLINE_S, EPOCH, SchedulerSide
 from tests.fakes.waiting import await_until
 
+pytestmark = pytest.mark.timeout(300)
 ROOT = Path(__file__).parents[2]
 
 CHILD = """
@@ -79,7 +80,7 @@ async def executor(
 
 
 def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    asyncio.run(asyncio.wait_for(scenario(), 250))
 
 
 def read(url: str) -> bytes:

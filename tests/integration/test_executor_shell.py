@@ -306,6 +306,3 @@ def test_a_scheduler_that_is_not_there_yet_is_waited_for() -> None:
             assert len(sampled(await w.scheduler.ask(first(1)))) == 1
 
     run(scenario)
-
-
-pytestmark = pytest.mark.timeout(60)

@@ -82,7 +82,7 @@ async def test_heartbeats_keep_an_idle_session_open_and_carry_what_the_handler_s
 async def test_a_stopped_peer_wakes_up_in_a_dead_session_and_gets_a_new_one(stopped_s: float) -> None:
     async with router_end(**FAST) as (end, address):
         with link_child("dealer", address, "0.1", "0.5") as child:
-            await await_until(lambda: end.messages, 20, "the first message of the child")
+            await await_until(lambda: end.messages, 60, "the first message of the child")
             (old,) = end.router.peers()
             child.stop()
             end_of_stop = time.monotonic() + stopped_s
@@ -104,7 +104,7 @@ async def test_a_stopped_peer_wakes_up_in_a_dead_session_and_gets_a_new_one(stop
 
 async def test_a_side_that_was_stopped_itself_declares_nobody_lost() -> None:
     with link_child("router", ANYWHERE, "0.1", "0.5") as child:
-        await await_until(lambda: child.events("address"), 20, "the child's address")
+        await await_until(lambda: child.events("address"), 60, "the child's address")
         # This side beats as fast as the child expects, and is itself patient.
         async with dealer_end(child.events("address")[0][1], interval_s=0.1, timeout_s=60.0) as other:
             await await_until(lambda: child.events("heartbeat"), 10, "a heartbeat")
@@ -113,14 +113,14 @@ async def test_a_side_that_was_stopped_itself_declares_nobody_lost() -> None:
             await await_until(lambda: time.monotonic() > end_of_stop, 5, "three times the timeout")
             child.go_on()
             heartbeats = len(child.events("heartbeat"))
-            await await_until(lambda: len(child.events("heartbeat")) > heartbeats + 20, 20, "more heartbeats")
+            await await_until(lambda: len(child.events("heartbeat")) > heartbeats + 20, 60, "more heartbeats")
             assert not child.events("lost")
             assert not other.losses
 
 
 async def test_a_scheduler_that_was_stopped_is_left_and_found_again_when_it_wakes_up() -> None:
     with link_child("router", ANYWHERE, "0.1", "0.5") as child:
-        await await_until(lambda: child.events("address"), 20, "the child's address")
+        await await_until(lambda: child.events("address"), 60, "the child's address")
         async with dealer_end(child.events("address")[0][1], **FAST) as other:
             await await_until(lambda: child.events("heartbeat"), 10, "a heartbeat")
             child.stop()
@@ -143,7 +143,7 @@ async def test_a_scheduler_that_was_stopped_is_left_and_found_again_when_it_wake
 async def test_a_killed_peer_is_lost_at_once_and_not_only_by_silence() -> None:
     async with router_end(**PATIENT) as (end, address):
         with link_child("dealer", address, "20", "60") as child:
-            await await_until(lambda: end.router.peers(), 20, "a session")
+            await await_until(lambda: end.router.peers(), 60, "a session")
             child.kill()
             await await_until(lambda: end.losses, 5, "the loss")
             assert end.router.peers() == []
@@ -151,14 +151,14 @@ async def test_a_killed_peer_is_lost_at_once_and_not_only_by_silence() -> None:
 
 async def test_a_killed_scheduler_is_noticed_at_once_and_found_again() -> None:
     with link_child("router", ANYWHERE, "20", "60") as child:
-        await await_until(lambda: child.events("address"), 20, "the child's address")
+        await await_until(lambda: child.events("address"), 60, "the child's address")
         address = child.events("address")[0][1]
         async with dealer_end(address, interval_s=0.5, timeout_s=60.0) as other:
             await await_until(lambda: other.dealer.connected, 10, "a session")
             child.kill()
             await await_until(lambda: other.losses, 5, "the loss")
             with link_child("router", address, "20", "60") as successor:
-                await await_until(lambda: other.dealer.connected, 20, "a session with its successor")
+                await await_until(lambda: other.dealer.connected, 60, "a session with its successor")
                 await await_until(lambda: successor.events("hello"), 5, "its report")
                 assert len(other.welcomes) == 2
 

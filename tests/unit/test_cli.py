@@ -25,7 +25,7 @@ def paternoster(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]
         env={name: value for name, value in os.environ.items() if not name.startswith("PATERNOSTER_")} | env,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=100,
     )
 
 
@@ -99,7 +99,7 @@ def test_a_command_imports_no_service_but_its_own() -> None:
         "heavy = ('services.', 'torch', 'transformers', 'zmq', 'starlette')\n"
         "assert not [name for name in sys.modules if name.startswith(heavy)]"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=100)
 
 
 def up_options(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> UpOptions:
