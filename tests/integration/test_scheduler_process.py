@@ -127,7 +127,9 @@ class SchedulerProcess:
     def addresses(self) -> tuple[str, str]:
         """Where gateways and executors connect, once it serves."""
         pattern = re.compile(r"gateways at (\S+), executors at (\S+)\n")
-        wait_until(lambda: pattern.search(self.log) or self.process.poll() is not None, 100, "the scheduler's addresses")
+        wait_until(
+            lambda: pattern.search(self.log) or self.process.poll() is not None, 100, "the scheduler's addresses"
+        )
         found = pattern.search(self.log)
         assert found, self.log
         return found[1], found[2]
