@@ -129,8 +129,8 @@ async def test_state_queries() -> None:
 
 async def test_the_same_reason_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     link, _, _ = linked()
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.INFO):
         for _ in range(5):
             link.message(Availability(False, "no executor has joined"))
-    assert len(caplog.records) == 1
+    assert sum("no executor has joined" in record.getMessage() for record in caplog.records) == 1
     await link.close()
