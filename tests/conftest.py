@@ -4,6 +4,7 @@ mistake a busy machine for a slow test; Triton's kernels run by its interpreter 
 
 import inspect
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,3 +26,14 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
     uvloop.run(pyfuncitem.obj(**arguments))
     return True
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Small tensors only wait for a second thread, for long where other tests run too."""
+    import torch  # not for tests that need none
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,6 +1,5 @@
 """The reference kernels against attention written out token by token: K1 to K4 of the design."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,13 +21,7 @@ FLAT = Rotary(torch.ones(1, 1), torch.zeros(1, 1))
 CANARY = float("nan")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Tensors this small only wait for a second thread, for long where other tests run too."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @dataclass(frozen=True)

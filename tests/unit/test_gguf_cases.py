@@ -1,6 +1,5 @@
 """MODEL cases 40 and 41 of bugs.md: what a GGUF file holds arrives, or is named. Files are written as converters do."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,8 @@ from tests.fakes import gguf_files, tiny_models
 from tests.fakes.paged import Paged, assert_close, reference_logits
 from tools import model as model_folders
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 VOCAB_SIZE = 400
 PROMPT = list(range(10, 60))
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -22,14 +23,6 @@ QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 LLAMA3 = QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def byte_level_tokenizer(pre: str = "smollm") -> Tokenizer:

@@ -1,6 +1,5 @@
 """Models of transformers on our paged attention: its own logits however work is cut, and the same bits in a crowd."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,18 +14,11 @@ from services.executor.model.hosted import HostedModel
 from tests.fakes import hosted_models, tiny_models
 from tests.fakes.paged import CPU, Paged, assert_close, reference_logits
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 BLOCK_SIZE = 16
 PROMPTS = [[5, 6, 7], list(range(10, 40)), [99], list(range(95, 50, -1)), [3] * 17]
 CUTS = [16, 1, 5]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tensors this small only wait for a second thread, for long where other tests run too."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def paged(folder: Path, dtype: torch.dtype = torch.float32) -> Paged:

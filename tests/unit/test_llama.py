@@ -1,7 +1,6 @@
 """Our paged model against transformers': the same logits for every shape, however the work is cut."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,17 +13,10 @@ from services.executor.model.weights import Weights, digest, weight_files
 from tests.fakes import tiny_models
 from tests.fakes.paged import Paged, assert_close, reference_logits
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CPU = torch.device("cpu")
 PROMPTS = [[5, 6, 7], list(range(10, 50)), [99], list(range(100, 20, -1)), [3] * 17]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tensors this small only wait for a second thread, for long where other tests run too."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("name", tiny_models.CONFIGS)

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from tests.fakes import tiny_models
+from tests.fakes import gguf_files, tiny_models
 from tests.fakes.waiting import wait_until
 from tools import model as models
 
@@ -258,43 +258,25 @@ MERGED = {"ab": 23, "ĠĠ": 24}
 
 
 def write_gguf(file: Path, pre: str, without: str = "") -> dict[str, torch.Tensor]:
-    """A tiny llama as llama.cpp writes it (query and key rows interleaved); returns the tensors it came from."""
+    """A tiny llama with the vocabulary above; returns the tensors it came from."""
     model = tiny_models.reference("llama, tied")
-    config = model.config
-    vocab = [*SPECIALS, *BYTES, *MERGED]
-    vocab += [f"[PAD{i}]" for i in range(len(vocab), config.vocab_size)]
-    writer = gguf.GGUFWriter(file, "llama")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre)
-    writer.add_token_list(vocab)
-    writer.add_token_types([3] * len(SPECIALS) + [1] * (len(vocab) - len(SPECIALS)))
-    writer.add_token_merges(["a b", "Ġ Ġ"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_add_bos_token(False)
-    writer.add_chat_template("{{ messages[0]['content'] }}<|im_end|>")
-    tensors = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
-    for name, tensor in tensors.items():
-        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
-        if heads:
-            rows, columns = tensor.shape
-            tensor = tensor.view(heads, 2, rows // heads // 2, columns).transpose(1, 2).reshape(rows, columns)
-        if name != without:
-            writer.add_tensor(names.get_name(name, (".weight",)), tensor.numpy())
-    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
-        write()
-    writer.close()
-    return tensors
+
+    def vocabulary(writer: gguf.GGUFWriter) -> None:
+        tokens = [*SPECIALS, *BYTES, *MERGED]
+        tokens += [f"[PAD{i}]" for i in range(len(tokens), model.config.vocab_size)]
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(pre)
+        writer.add_token_list(tokens)
+        plain = len(tokens) - len(SPECIALS)
+        writer.add_token_types([gguf_files.CONTROL] * len(SPECIALS) + [gguf_files.NORMAL] * plain)
+        writer.add_token_merges(["a b", "Ġ Ġ"])
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(2)
+        writer.add_add_bos_token(False)
+        writer.add_chat_template("{{ messages[0]['content'] }}<|im_end|>")
+
+    gguf_files.write(file, model, "llama", vocabulary, without=[without])
+    return {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
 
 
 def test_a_gguf_file_is_converted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
