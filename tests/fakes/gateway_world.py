@@ -86,6 +86,17 @@ async def world(
         await scheduler.close()
 
 
+def error_of(response: Any, param: str | None = None) -> dict[str, Any]:
+    """The checked error object of a 400."""
+    assert response.status_code == 400, response.text
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    if param is not None:
+        assert error["param"] == param, error
+    return error
+
+
 def events_of(body: str | bytes) -> list[Any]:
     """The data of each event of a stream, JSON decoded; ``[DONE]`` as a string. Comments are left out."""
     text = body.decode() if isinstance(body, bytes) else body

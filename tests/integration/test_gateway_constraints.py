@@ -9,10 +9,9 @@ import pytest
 
 from services.gateway import helper_process
 from shared.wire.sampling import Constraint
-from tests.fakes.gateway_world import World, world
+from tests.fakes.gateway_world import World, error_of, world
 from tests.fakes.scripted_scheduler import ScriptedScheduler
 from tests.fakes.waiting import await_until
-from tests.integration.test_gateway_api import error_of
 
 
 def a_schema(**schema: Any) -> dict[str, Any]:

@@ -9,10 +9,9 @@ import pytest
 
 from shared import fake_model
 from shared.wire import tokens
-from tests.fakes.gateway_world import events_of, text_of, world
+from tests.fakes.gateway_world import error_of, events_of, text_of, world
 from tests.fakes.scripted_scheduler import Answer, ScriptedScheduler
 from tests.fakes.waiting import await_until
-from tests.integration.test_gateway_api import error_of
 from tests.integration.test_gateway_stream import DONE, END, ROLE, chat_chunk, completion_chunk, normal, says
 
 

@@ -11,7 +11,7 @@ from services.gateway.text import fake_tokenizer, tokenizer
 from shared import fake_model
 from shared.constraints import compile_constraint, read_vocabulary
 from shared.wire import tokens
-from tests.fakes.gateway_world import World, events_of, world
+from tests.fakes.gateway_world import World, error_of, events_of, world
 from tests.fakes.scripted_scheduler import Answer, Script, ScriptedScheduler
 
 USER = {"role": "user", "content": "hi"}
@@ -40,12 +40,6 @@ def with_template(source: str) -> tokenizer.Tokenizer:
 
 def prompt_of(w: World) -> str:
     return w.gateway.tokenizer.decode(tokens.unpack(w.scheduler.submits[-1].prompt), skip_special_tokens=False)
-
-
-def error_of(response: Any, param: str) -> str:
-    error = response.json()["error"]
-    assert (response.status_code, error["param"]) == (400, param), error
-    return str(error["message"])
 
 
 def normal(body: str) -> str:
@@ -240,7 +234,7 @@ async def test_bad_fields_are_refused_before_the_first_byte() -> None:
 
 async def test_a_server_that_reads_no_calls_refuses_tools() -> None:
     async with world(ScriptedScheduler(says(CALL)), tool_call_parser="none") as w:
-        assert "--tool-call-parser" in error_of(await w.chat(tools=[WEATHER]), "tools")
+        assert "--tool-call-parser" in error_of(await w.chat(tools=[WEATHER]), "tools")["message"]
         assert (await w.chat(tools=[WEATHER], tool_choice="none")).json()["choices"][0]["message"]["content"] == CALL
     unknown = with_template("{{ tools }}{{ messages[0].content }}")
     async with world(ScriptedScheduler(), tokenizer=unknown) as w:
@@ -320,7 +314,8 @@ async def test_template_tools_are_given_to_a_template_that_takes_them() -> None:
                 "function": {"name": "weather", "description": "Tells the weather.", "parameters": PARAMETERS},
             }
         ]
-        message = error_of(await w.chat(messages=[{"role": "user", "content": "f"}], tools=[WEATHER]), "messages")
+        answer = await w.chat(messages=[{"role": "user", "content": "f"}], tools=[WEATHER])
+        message = error_of(answer, "messages")["message"]
         assert message.endswith("no f")
 
 
@@ -431,7 +426,8 @@ async def test_a_schema_that_cannot_be_kept_to_is_refused() -> None:
             tools = [tool("f", strict=strict, parameters=unique)]
             response = await w.chat(tools=tools, tool_choice="required")
             assert response.status_code == status
-        assert "uniqueItems" in error_of(await w.chat(tools=[tool("f", strict=True, parameters=unique)]), "tools")
+        answer = await w.chat(tools=[tool("f", strict=True, parameters=unique)])
+        assert "uniqueItems" in error_of(answer, "tools")["message"]
         wrong = [tool("f", parameters={"type": "object", "properties": 5})]
         error_of(await w.chat(tools=wrong, tool_choice="required"), "tools")
 
