@@ -19,7 +19,7 @@ from shared.wire.executor import Admit, BatchPlan
 class Life:
     """One request from its acceptance to its end; times are seconds of one monotonic clock."""
 
-    __slots__ = ("accepted_at", "admitted_at", "first_at", "num_admits", "numerics", "submit", "trace")
+    __slots__ = ("accepted_at", "admitted_at", "first_at", "num_admits", "submit", "trace")
 
     def __init__(self, submit: gateway.Submit, now: float) -> None:
         self.submit = submit
@@ -29,8 +29,6 @@ class Life:
         self.first_at: float | None = None
         """Its first token since it was accepted."""
         self.num_admits = 0
-        self.numerics = ""
-        """Of the executor that has it, or had it last."""
         self.trace: Any = None
         """What the traces keep with it."""
 
@@ -114,7 +112,6 @@ class Lives:
         executor = self._core.executors[name]
         for watcher in self._watchers:
             watcher.admitted(life, executor, admit, now)
-        life.numerics = executor.hello.numerics
 
     def _ended(self, name: str, request_id: str, reason: str, usage: gateway.Usage | None, now: float) -> None:
         life = self._lives.get(name, {}).pop(request_id, None)

@@ -178,6 +178,11 @@ def _totals(counters: Counters) -> Iterator[Metric]:
         ("requests_accepted", "Requests taken into the queue.", counters.accepted),
         ("requests_requeued", "Requests taken back from a lost executor.", counters.lost),
         ("num_preemptions", "Requests retired for want of blocks.", counters.preempted),
+        (
+            "numerics_changed",
+            "Requests that went on on an executor whose results may differ in their last bits.",
+            counters.numerics_changed,
+        ),
         ("prefix_cache_queries", "Prompt tokens looked for in the prefix cache.", counters.prefix_queries),
         ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", counters.prefix_hits),
         ("prompt_tokens", "Prompt tokens of accepted requests.", counters.prompt_tokens),

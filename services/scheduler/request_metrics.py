@@ -1,6 +1,6 @@
 """How long requests wait and run: a ``Watcher`` of lives. Used by the scheduler's shell."""
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Histogram
 
 from services.scheduler.core.lanes import Executor
 from services.scheduler.lives import Life
@@ -23,11 +23,6 @@ class RequestMetrics:
         self._prefill = histogram("request_prefill_time_seconds", "From the first time on a lane to the first token.")
         self._decode = histogram("request_decode_time_seconds", "From the first token to the end.")
         self._inference = histogram("request_inference_time_seconds", "From the first time on a lane to the end.")
-        self._numerics = Counter(
-            PREFIX + "numerics_changed",
-            "Requests that went on on an executor whose results may differ in their last bits.",
-            registry=registry,
-        )
 
     def accepted(self, life: Life) -> None:
         """See ``Watcher``."""
@@ -36,8 +31,6 @@ class RequestMetrics:
         """See ``Watcher``."""
         if life.num_admits == 1 and not life.submit.resubmitted:
             self._queue.observe(now - life.accepted_at)
-        if life.numerics and life.numerics != executor.hello.numerics:
-            self._numerics.inc()
 
     def first_token(self, life: Life, now: float) -> None:
         """See ``Watcher``."""

@@ -101,10 +101,10 @@ def test_a_lost_executor_is_no_second_beginning_and_other_numerics_are_counted()
     world.handle(ExecutorLeft("e", "silence"))
     world.join("same")
     world.step("same")
-    assert world.value("numerics_changed_total") == 0
+    assert world.core.counters.numerics_changed == 0
     world.handle(ExecutorLeft("same", "silence"))
     world.join("other", numerics="m")
-    assert world.value("numerics_changed_total") == 1
+    assert world.core.counters.numerics_changed == 1
     assert world.value("request_queue_time_seconds_count") == 1
     world.step("other")
     assert world.told[-1] == "a length"

@@ -22,6 +22,8 @@ class Counters:
     preempted: int = 0
     lost: int = 0
     """Requests that went back to the queue because their executor was lost."""
+    numerics_changed: int = 0
+    """Requests that went on, with output, on an executor whose results may differ in their last bits."""
     prompt_tokens: int = 0
     """Of accepted requests."""
     output_tokens: int = 0

@@ -280,6 +280,8 @@ class Ledger:
         self.preferences.forget(request)
         lane = executor.open_lane(request)
         request.lane = lane
+        if request.num_output and request.numerics not in ("", executor.hello.numerics):
+            self.counters.numerics_changed += 1
         request.numerics = executor.hello.numerics
         if request.failures >= SUSPECT_FAILURES:
             executor.suspects[lane.number] = lane
