@@ -141,7 +141,7 @@ def join_executor(world: World, chooser: Chooser) -> None:
     block_size = chooser.one_of([size for size in range(1, 5) if num_slots % size == 0])
     num_blocks = num_slots // block_size if num_slots else 6 + chooser.below(7)
     lanes, step_tokens = 1 + chooser.below(4), chooser.one_of([1, 2, 3, 5, 8, 16])
-    world.join_executor(ExecutorLimits(num_blocks, block_size, lanes, step_tokens))
+    world.join_executor(ExecutorLimits(num_blocks, block_size, lanes, step_tokens), chooser.one_of(["a", "b"]))
 
 
 def kill_executor(world: World, chooser: Chooser) -> None:

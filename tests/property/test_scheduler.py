@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from services.scheduler.core.limits import Settings
 from shared.wire import tokens
 from shared.wire.facts import ExecutorLimits
 from shared.wire.gateway import TenantLimits
+from tests.fakes.core_settings import core_settings
 from tests.fakes.scheduler_world import World
 from tests.fakes.streams import POISON, VOCAB
 
@@ -47,31 +47,11 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     world: World | None = None
 
-    @initialize(
-        max_inflight=st.sampled_from([1, 2]),
-        max_step_tokens=st.sampled_from([None, 2, 4]),
-        step_time_budget_ms=st.sampled_from([1, 5, 100]),
-        pool=pools,
-        same_pools=st.booleans(),
-        lanes=tight,
-        prefix_cache=st.sampled_from([True, True, False]),
-        policy=st.sampled_from(["continuous", "continuous", "prefill-first", "static"]),
-        static_batch_size=st.integers(1, 4),
-        ageing_ms=st.sampled_from([1, 100]),
-        max_queue=st.sampled_from([None, None, 5]),
-        max_queue_tokens=st.sampled_from([None, None, 60]),
-        ttft_limit_ms=st.sampled_from([None, None, 30]),
-    )
-    def begin(self, pool, same_pools, lanes, **fields):
-        core_settings = Settings(
-            **fields,
-            recovery_timeout_ms=500,
-            step_timeout_ms=200,
-            tenant_weights={"other": 2.0},
-        )
+    @initialize(chosen=core_settings, pool=pools, same_pools=st.booleans(), lanes=tight)
+    def begin(self, chosen, pool, same_pools, lanes):
         self.pool = pool
         self.same_pools = same_pools
-        self.world = World(core_settings, pool_slots=pool[0] * pool[1] if same_pools else None)
+        self.world = World(chosen, pool_slots=pool[0] * pool[1] if same_pools else None)
         self.world.join_gateway()
         self._join(pool, lanes)
 
@@ -233,6 +213,7 @@ import hashlib, msgspec
 from services.scheduler.core.limits import Settings
 from shared.wire import tokens
 from shared.wire.facts import ExecutorLimits
+from tests.fakes.core_settings import core_settings
 from tests.fakes.scheduler_world import World
 
 world = World(Settings(max_inflight=2))

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, note, settings
 
 from services.scheduler.core.limits import Settings
 from shared.wire.facts import ExecutorLimits
+from tests.fakes.core_settings import core_settings
 from tests.fakes.scheduler_world import World
 from tests.fakes.tape import KINDS, RECORD_BYTES, play
 
@@ -23,22 +24,6 @@ EVENTS = 500
 YIELD = 0.8
 """Share of the drawn ones that the core has to handle, at least."""
 
-core_settings = st.builds(
-    Settings,
-    max_inflight=st.sampled_from([1, 2]),
-    max_step_tokens=st.sampled_from([None, 2, 4]),
-    step_time_budget_ms=st.sampled_from([1, 5, 100]),
-    prefix_cache=st.sampled_from([True, True, False]),
-    policy=st.sampled_from(["continuous", "continuous", "prefill-first", "static"]),
-    static_batch_size=st.integers(1, 4),
-    ageing_ms=st.sampled_from([1, 100]),
-    max_queue=st.sampled_from([None, None, 5]),
-    max_queue_tokens=st.sampled_from([None, None, 60]),
-    ttft_limit_ms=st.sampled_from([None, None, 30]),
-    recovery_timeout_ms=st.just(500),
-    step_timeout_ms=st.just(200),
-    tenant_weights=st.just({"other": 2.0}),
-)
 COMMON = settings(
     deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.large_base_example]
 )
