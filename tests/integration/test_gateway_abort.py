@@ -118,7 +118,7 @@ def _answer(gateway: Gateway) -> object:
 
     facts = gateway.facts()
     settings = settings_of(CompletionRequest(stream=True, max_tokens=100), facts, 1)
-    return HttpAnswer(gateway, settings, [[65, 66]], facts, CompletionChunks, "cmpl-")
+    return HttpAnswer(gateway, settings, [[65, 66]], facts, CompletionChunks, "cmpl-1")
 
 
 @pytest.mark.parametrize("way", ["aclose", "collected", "cancelled"])

@@ -5,6 +5,7 @@ import logging
 
 import pytest
 
+from shared import log
 from tests.fakes.gateway_world import world
 from tests.fakes.scripted_scheduler import Answer, ScriptedScheduler
 from tests.fakes.waiting import await_until
@@ -169,6 +170,27 @@ async def test_ops_47_no_log_line_quotes_a_request(caplog: pytest.LogCaptureFixt
     access = [record for record in caplog.records if record.name == "services.gateway.access"]
     assert len(access) == 7
     assert not any("/health" in record.getMessage() for record in access)
+
+
+@pytest.mark.parametrize("given", [None, "mine-1"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"])
+async def test_a_request_is_found_in_the_log_by_each_id_that_its_client_has(
+    path: str, given: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = {"prompt": "hi"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "hi"}]}
+    fields = {"input": "hi"} if path == "/v1/responses" else {**said, "max_tokens": 3}
+    headers = {} if given is None else {"X-Request-Id": given}
+    with caplog.at_level(logging.INFO, "services.gateway.access"):
+        async with world(ScriptedScheduler()) as w:
+            response = await w.http.post(path, json={"model": "default", **fields}, headers=headers)
+    request_id, answer_id = response.headers["x-request-id"], response.json()["id"]
+    assert given in (None, request_id)
+    assert given is not None or answer_id.endswith(request_id)
+    (line,) = caplog.records
+    assert request_id in line.getMessage()
+    assert answer_id in line.getMessage()
+    told = getattr(line, log.FIELDS)
+    assert (told["request_id"], told["answer_id"]) == (request_id, answer_id)
 
 
 async def test_ops_47_a_crash_tells_its_place_but_not_its_words(

@@ -22,7 +22,6 @@ from services.gateway.choice import Choice, Update, join
 from services.gateway.failures import log_failure
 from services.gateway.gateway import Gateway
 from services.gateway.generation import ClientGone, Generation
-from services.gateway.ids import new_id
 from services.gateway.shapes.shape import Outline, Shape
 from services.gateway.text.detokenizer import detokenizer
 from services.gateway.text.echo import Echo
@@ -54,7 +53,7 @@ class Answer:
         prompts: Sequence[list[int]],
         facts: ModelFacts,
         shape_of: ShapeOf,
-        id_prefix: str,
+        answer_id: str,
         echoes: Sequence[Echo] | None = None,
         message_format: MessageFormat = PLAIN,
     ) -> None:
@@ -69,7 +68,7 @@ class Answer:
         self._echoes = echoes
         self._format = message_format
         self._kept_ids = frozenset(gateway.tokenizer.added_ids(message_format.markers).values())
-        self._id = id_prefix + new_id()
+        self._id = answer_id
         choices = [self._choice(index, facts) for index in range(len(prompts) * settings.n)]
         self._usage = Usage(prompts, choices, settings.n)
         self._generation = Generation(choices, gateway.streams, gateway.metrics)
@@ -129,6 +128,7 @@ class Answer:
     def _describe(self, note: Note) -> None:
         usage, finishes = self._usage, sorted({choice.finish or "none" for choice in self._generation.choices})
         note.facts = {
+            "answer_id": self._id,
             "prompt_tokens": usage.prompt_tokens,
             "output_tokens": usage.completion_tokens,
             "finish": ",".join(finishes),

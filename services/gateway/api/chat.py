@@ -9,6 +9,7 @@ from services.gateway.api.chat_format import constraint_of_chat, message_format_
 from services.gateway.api.endpoint import gateway_of, tenant_of
 from services.gateway.api.errors import invalid
 from services.gateway.api.json_bounds import check_bounds
+from services.gateway.api.note import note_of
 from services.gateway.api.prompts import messages_of
 from services.gateway.api.schema import ChatRequest, parse
 from services.gateway.api.settings import prompt_too_long, settings_of
@@ -42,7 +43,8 @@ async def answer_chat(request: Request, fields: ChatRequest, shape_of: ShapeOf, 
     if constraint is not None:
         await gateway.constraints.check(constraint, facts)
         settings = settings.constrained(constraint, facts)
-    return Answer(gateway, settings, [prompt.ids], facts, shape_of, id_prefix, message_format=message_format)
+    answer_id = id_prefix + note_of(request.scope).id
+    return Answer(gateway, settings, [prompt.ids], facts, shape_of, answer_id, message_format=message_format)
 
 
 async def encode_chat(gateway: Gateway, fields: ChatRequest, facts: ModelFacts, tool_use: ToolUse | None) -> ChatPrompt:

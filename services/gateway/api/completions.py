@@ -7,6 +7,7 @@ from starlette.requests import Request
 from services.gateway.api.answer import Answer
 from services.gateway.api.endpoint import gateway_of, tenant_of
 from services.gateway.api.errors import invalid
+from services.gateway.api.note import note_of
 from services.gateway.api.prompts import Prompt, check_token_ids, prompts_of
 from services.gateway.api.schema import CompletionRequest, parse
 from services.gateway.api.settings import prompt_too_long, settings_of
@@ -32,7 +33,8 @@ async def completions(request: Request) -> Answer:
             check_token_ids(prompt, facts.vocab_size, "prompt")
     prompts = await _encoded(gateway, given, facts, add_special_tokens=fields.add_special_tokens is not False)
     echoes = await _echoes(gateway, prompts, skip_special=settings.skip_special_tokens) if settings.echo else None
-    return Answer(gateway, settings, prompts, facts, CompletionChunks, "cmpl-", echoes)
+    answer_id = "cmpl-" + note_of(request.scope).id
+    return Answer(gateway, settings, prompts, facts, CompletionChunks, answer_id, echoes)
 
 
 async def _echoes(gateway: Gateway, prompts: Sequence[list[int]], *, skip_special: bool) -> list[Echo]:

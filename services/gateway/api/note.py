@@ -6,6 +6,7 @@ from typing import Any
 
 from starlette.types import Scope, Send
 
+from services.gateway.ids import new_id
 from shared.tracing import Span
 
 
@@ -13,6 +14,8 @@ from shared.tracing import Span
 class Note:
     """One request's; times are of perf_counter."""
 
+    id: str = field(default_factory=new_id)
+    """Our own: what its answer's id ends in, and its ``X-Request-Id`` unless the client brings one."""
     arrived: float = field(default_factory=perf_counter)
     first_text_at: float | None = None
     client_gone: bool = False

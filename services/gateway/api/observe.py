@@ -11,7 +11,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.gateway.api import trace
 from services.gateway.api.note import Note, note_of
 from services.gateway.api.tenant import tenant_in
-from services.gateway.ids import new_id
 from services.gateway.metrics import Metrics
 from shared.log import FIELDS
 from shared.tracing import Tracing
@@ -65,7 +64,7 @@ class Observe:
             return
         note = note_of(scope)
         route = route_of(scope["path"])
-        request_id = _request_id(scope)
+        request_id = _given_id(scope) or note.id.encode()
         if self._tracing is not None and route not in POLLED:
             trace.begin(self._tracing, note, scope["method"], route, scope["headers"])
         status = 0
@@ -101,10 +100,10 @@ class Observe:
         _log.info("%s %s %d %dms%s", request_id, route, status, duration_ms, told, extra={FIELDS: fields})
 
 
-def _request_id(scope: Scope) -> bytes:
+def _given_id(scope: Scope) -> bytes | None:
     """The client's own id if it is printable and short; it is echoed and logged, never a key of anything."""
     for name, value in scope["headers"]:
         if name == REQUEST_ID and 0 < len(value) <= MAX_REQUEST_ID_CHARS and value.isascii():
             given: bytes = value
             return given if given.decode().isprintable() else b"invalid"
-    return new_id().encode()
+    return None
