@@ -3,6 +3,7 @@
 Never a prompt, a token's text or a key in a record: a log is read by more people than a conversation is meant for.
 """
 
+import functools
 import json
 import logging
 import sys
@@ -21,15 +22,20 @@ _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0
 """A record may quote a peer: nothing in it begins another line or speaks to the terminal."""
 
 
+@functools.lru_cache(maxsize=1)  # records come many a second
+def _clock(second: int) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(second))
+
+
 class _Formatter(logging.Formatter):
     """``HH:MM:SS.mmm LEVEL name: message``, local time."""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
-        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        return f"{clock}.{int(record.msecs):03d}"
+        return f"{_clock(int(record.created))}.{int(record.msecs):03d}"
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        return super().formatMessage(record).translate(_CONTROLS)
+        line = super().formatMessage(record)
+        return line if line.isprintable() else line.translate(_CONTROLS)
 
 
 class _JsonFormatter(logging.Formatter):

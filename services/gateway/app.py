@@ -13,6 +13,7 @@ from services.gateway.api.errors import http_exception
 from services.gateway.api.guards import ApiKeys, BodyLimit, Drain
 from services.gateway.api.headers import SecurityHeaders
 from services.gateway.api.observe import Observe
+from services.gateway.api.shortcut import Shortcut
 from services.gateway.gateway import Gateway
 
 
@@ -42,7 +43,7 @@ def create_app(gateway: Gateway) -> ASGIApp:
     starlette = Starlette(routes=routes(), exception_handlers={HTTPException: http_exception})
     starlette.state.gateway = gateway
     options = gateway.options
-    app: ASGIApp = BodyLimit(starlette)
+    app: ASGIApp = BodyLimit(Shortcut(starlette, routes()))
     if options.api_keys:
         app = ApiKeys(app, options.api_keys)
     app = Drain(app, lambda: gateway.draining)

@@ -29,6 +29,8 @@ class Connection(HttpToolsProtocol):
         """A client is there; its request must come in time."""
         self._num_bare_bytes = 0
         self._progressed = False
+        self._awaits_more: bool | None = None
+        """Whether, by what came last, the client has more to send; None: it told nothing new."""
         self._behind = bytearray()
         self._unanswered: list[RequestResponseCycle] = []
         self._silence: asyncio.TimerHandle | None = None
@@ -52,14 +54,15 @@ class Connection(HttpToolsProtocol):
                 self.flow.pause_reading()
             return
         self._unset_keepalive_if_required()
-        self._progressed = False
         try:
             self._parse(data)
         except httptools.HttpParserError:
             self.logger.warning("a request that is no HTTP")
             self._refuse(invalid("this is not a valid HTTP request", code="invalid_http"))
             return
-        if self._silence is None and not self._is_answering():
+        if self._awaits_more is False:
+            self._expect_nothing()
+        elif self._awaits_more or (self._silence is None and not self._is_answering()):
             self._expect_more()  # empty lines are no request yet
         self._num_bare_bytes = 0 if self._progressed else self._num_bare_bytes + len(data)
         if self._num_bare_bytes > MAX_HEAD_BYTES:
@@ -71,6 +74,7 @@ class Connection(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete
 
     def _parse(self, data: bytes) -> None:
+        self._progressed, self._awaits_more = False, None
         while True:
             try:
                 self.parser.feed_data(data)
@@ -103,7 +107,7 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """The first byte of a head."""
         super().on_message_begin()
-        self._expect_more()
+        self._awaits_more = True
 
     def on_headers_complete(self) -> None:
         """The head is there: its request begins, or waits for the one before it."""
@@ -115,13 +119,13 @@ class Connection(HttpToolsProtocol):
         self._unanswered.append(self.cycle)
         if len(self._unanswered) > 1:
             self.flow.resume_reading()  # or the end of the connection would not be seen
-        self._expect_more()
+        self._awaits_more = True
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body."""
         self._progressed = True
         super().on_body(body)
-        self._expect_more()
+        self._awaits_more = True
 
     def on_message_complete(self) -> None:
         """The request is whole; now it is our turn."""
@@ -129,7 +133,7 @@ class Connection(HttpToolsProtocol):
             return
         self._progressed = True
         super().on_message_complete()
-        self._expect_nothing()
+        self._awaits_more = False
 
     def on_response_complete(self) -> None:
         """Answered: what came behind is next."""

@@ -1,8 +1,9 @@
 """What a shape is told of an answer, without a gateway; and events with names, read back."""
 
-import dataclasses
 import json
 from typing import Any
+
+import msgspec
 
 from services.gateway.api.schema import ChatRequest
 from services.gateway.api.settings import Settings, settings_of
@@ -14,7 +15,7 @@ from shared import fake_model
 
 def outline(**fields: Any) -> Outline:
     """Of an answer to the prompt [1, 2] by a model whose tokens are spelled as their numbers; ``Settings``' fields."""
-    settings: Settings = dataclasses.replace(settings_of(ChatRequest(), fake_model.facts(), 1), **fields)
+    settings: Settings = msgspec.structs.replace(settings_of(ChatRequest(), fake_model.facts(), 1), **fields)
     no_choices: list[Choice] = []
     usage = Usage([[1, 2]], no_choices, settings.n)
     return Outline("id-1", 7, "m", settings, [[1, 2]], usage, lambda token_id: str(token_id).encode())

@@ -393,7 +393,17 @@ async def test_model_names() -> None:
         assert (await w.http.get("/v1/models/default")).json()["max_model_len"] == L
         assert (await w.http.get("/v1/models/other/name")).status_code == 404
         assert (await w.http.get("/v1/nothing")).json()["error"]["type"] == "not_found_error"
-        assert (await w.http.get("/v1/completions")).status_code == 405
+
+
+async def test_other_methods_and_paths_than_those_written_out() -> None:
+    async with world(ScriptedScheduler()) as w:
+        refused = await w.http.get("/v1/completions")
+        assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
+        assert refused.json()["error"]["message"] == "Method Not Allowed"
+        assert set((await w.http.post("/health")).headers["allow"].split(", ")) == {"GET", "HEAD"}
+        head = await w.http.head("/health")
+        assert (head.status_code, head.content) == (200, b"")
+        assert (await w.http.get("/health/", follow_redirects=True)).json() == {"status": "ok"}
 
 
 async def test_skip_special_tokens() -> None:

@@ -1,6 +1,7 @@
 """The gateway as a process: how it starts, drains (OPS 44) and ends."""
 
 import asyncio
+import gc
 import json
 import signal
 import socket
@@ -14,7 +15,7 @@ import httpx
 import msgspec
 import pytest
 
-from services.gateway.main import MISCONFIGURED
+from services.gateway.main import MISCONFIGURED, settle_collector
 from services.gateway.text.fake_tokenizer import fake_tokenizer
 from shared import fake_model
 from tests.fakes.gateway_world import events_of, text_of
@@ -141,6 +142,19 @@ async def test_a_gateway_with_a_model_folder_serves_without_torch(processes: lis
         one.process.send_signal(signal.SIGINT)
         code, log = await one.ended()
         assert (code, "Traceback" in log) == (0, False), log
+
+
+def test_what_requests_hold_was_searched_for_garbage_again_and_again() -> None:
+    threshold = gc.get_threshold()
+    settle_collector()
+    try:
+        before = gc.get_stats()[0]["collections"]
+        held = [[number] for number in range(10_000)]
+        assert gc.get_stats()[0]["collections"] == before
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*threshold)
+    del held
 
 
 def _exit_of(**options: object) -> tuple[int, str]:

@@ -86,6 +86,12 @@ def test_w2_a_string_is_not_bytes() -> None:
         codec.gateway_to_scheduler.decode(msgpack.packb(plain))
 
 
+@pytest.mark.parametrize("plain", [[], [1], [["cancel", "r1"]], ["nothing", "r1"], ["tokens", []], "cancel", None, 7])
+def test_w2_what_begins_with_no_tag_of_this_link_is_no_message(plain: Any) -> None:
+    with pytest.raises(DecodeError):
+        codec.gateway_to_scheduler.decode(msgpack.packb(plain))
+
+
 def test_w2_bytes_are_not_a_string() -> None:
     with pytest.raises(DecodeError):
         codec.gateway_to_scheduler.decode(msgpack.packb(["cancel", b"r1", ""]))

@@ -25,6 +25,18 @@ def test_a_record_is_one_line_with_time_level_process_and_logger(capsys: pytest.
     assert re.fullmatch(r"\d\d:\d\d:\d\d\.\d{3} WARNING 100%-1 shared\.net: refused x\n", capsys.readouterr().err)
 
 
+def test_each_record_has_its_own_time(capsys: pytest.CaptureFixture[str]) -> None:
+    log.setup("a", "info")
+    (handler,) = logging.getLogger().handlers
+    for created in (10.25, 10.5, 11.75, 70.0):
+        record = logging.makeLogRecord(
+            {"msg": "", "name": "x", "levelno": logging.INFO, "created": created, "msecs": created % 1 * 1000}
+        )
+        handler.handle(record)
+    times = [line.split()[0][-9:] for line in capsys.readouterr().err.splitlines()]
+    assert times == ["00:10.250", "00:10.500", "00:11.750", "01:10.000"]
+
+
 def test_setting_up_twice_does_not_double_the_lines(capsys: pytest.CaptureFixture[str]) -> None:
     log.setup("a", "info")
     log.setup("b", "info")

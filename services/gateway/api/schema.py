@@ -4,6 +4,7 @@ Every number is bounded here, once. Unknown fields are ignored and logged once p
 and cannot be honoured is refused by name (``services.gateway.api.refusals``). Called by the endpoints; pure.
 """
 
+import functools
 import logging
 import re
 from typing import Annotated, Any, TypeVar
@@ -130,13 +131,19 @@ def checked(plain: dict[str, Any], schema: type[Schema], others: Others = CHAT_A
         request = msgspec.convert(plain, schema)
     except msgspec.ValidationError as error:
         raise _invalid_field(str(error)) from None
-    further = {name: value for name, value in plain.items() if name not in schema.__struct_fields__}
+    further = {name: plain[name] for name in plain.keys() - _names_of(schema)}
     refuse_unsupported(further, others.refused)
     for name in further.keys() - others.refused.keys() - others.ignored:
         unknown_fields.note(name)
     if isinstance(request, GenerationRequest) and request.stream_options is not None and not request.stream:
         raise invalid("stream_options is only allowed with stream set to true", "stream_options")
     return request
+
+
+@functools.cache
+def _names_of(schema: type[Struct]) -> frozenset[str]:
+    """Of its fields."""
+    return frozenset(schema.__struct_fields__)
 
 
 def is_json(text: str) -> bool:

@@ -6,7 +6,9 @@ the context and what is refused. Called by the endpoints; pure.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from services.gateway.api.constraints import Asked, constraint_of
 from services.gateway.api.errors import ApiError, invalid
@@ -26,8 +28,7 @@ NEVER = -1e9
 """Bias of a token that must not come while there is another one."""
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(Struct, frozen=True):
     """What all choices of one request share."""
 
     n: int

@@ -4,8 +4,9 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from services.gateway.api.errors import ApiError
 from services.gateway.api.settings import Settings
@@ -16,8 +17,7 @@ from services.gateway.usage import Usage
 KEEP_ALIVE = b": keep-alive\n\n"
 
 
-@dataclass(frozen=True)
-class Outline:
+class Outline(Struct, frozen=True):
     """What is known of an answer before its first token."""
 
     answer_id: str
