@@ -27,8 +27,9 @@ setup: $(VENV)/installed ## Make .venv, install, fetch the default model
 up: $(VENV)/installed ## Serve http://127.0.0.1:8000; options: make up ARGS="--executors 2 --port 9000"
 	@exec $(BIN)/paternoster up $(ARGS)
 
+# Why so: docs/adr/0026-two-tests-at-a-time.md. ARGS="-n 0" runs them one by one, as --pdb needs it.
 test: setup ## Run the whole test suite
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/installed ## Lint, format, types, import rules
 	$(BIN)/ruff check .

@@ -1,5 +1,6 @@
 """What every test may rely on: an ``async def`` test runs on a fresh uvloop, as the services do; Hypothesis does not
-mistake a busy machine for a slow test; Triton's kernels run by its interpreter where there is no NVIDIA driver.
+mistake a busy machine for a slow test; Triton's kernels run by its interpreter where there is no NVIDIA driver; compute
+threads wait for each other as the executor's do, for spinning ones hold the core that another worker's test needs.
 """
 
 import inspect
@@ -11,6 +12,9 @@ import pytest
 import uvloop
 from hypothesis import HealthCheck, settings
 
+from tools.waiting_threads import choose_wait
+
+choose_wait()
 if not Path("/proc/driver/nvidia/version").exists():
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is first imported, by whatever test comes first
 

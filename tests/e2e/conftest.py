@@ -1,7 +1,7 @@
 """Systems for end-to-end tests: each fixture gives a factory, so that a test says its options and gets its system.
 
-A system that a test has not stopped is stopped, and must stop cleanly, when the test is over; after a failure its log
-is in the test's report.
+A system that a passed test has not stopped is stopped, and must stop cleanly. After a failure, or Ctrl-C, it is killed:
+nobody waits for its streams. The log of a failed test's systems is in the test's report.
 """
 
 from collections.abc import Callable, Generator, Iterator
@@ -20,7 +20,7 @@ DEFAULT_TIMEOUT_S = 600
 """Of a test here, the starts of its systems included: on a busy machine they take most of it."""
 
 
-_FAILED = pytest.StashKey[bool]()
+_PASSED = pytest.StashKey[bool]()
 _SYSTEMS = pytest.StashKey[list[System]]()
 
 
@@ -33,8 +33,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
+    item.stash[_PASSED] = report.when == "call" and report.passed
     if report.when == "call" and report.failed:
-        item.stash[_FAILED] = True
         systems: list[System] = item.stash.get(_SYSTEMS, [])
         report.sections += [(f"log of system {number}", system.log) for number, system in enumerate(systems)]
     return report
@@ -56,7 +56,7 @@ def start_system(request: pytest.FixtureRequest) -> Iterator[StartSystem]:
 
     yield start
     try:
-        if not request.node.stash.get(_FAILED, False):
+        if request.node.stash.get(_PASSED, False):
             for system in systems:
                 if system.running:
                     system.stop()

@@ -22,6 +22,7 @@ import psutil
 from tests.fakes.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
+TIED = [sys.executable, "-I", "-S", str(Path(__file__).with_name("tied.py"))]
 Role = Literal["gateway", "scheduler", "executor"]
 START_S = 240.0
 """Longest a test waits for processes to start; where many tests run at once it takes minutes."""
@@ -45,7 +46,7 @@ class System:
     ) -> None:
         chosen = {"backend": backend, "port": 0, "link_port": 0, "metrics_port": 0, "debug_endpoints": True} | options
         self.api_key = next(iter(_as_list(chosen.get("api_key"))), "none")
-        self._argv = [sys.executable, "-m", "tools.main", "up", *_arguments(chosen)]
+        self._argv = [*TIED, sys.executable, "-m", "tools.main", "up", *_arguments(chosen)]
         self._env = {name: value for name, value in os.environ.items() if not name.startswith("PATERNOSTER_")} | dict(
             env
         )
