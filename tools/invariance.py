@@ -182,13 +182,13 @@ def sampled(rows: int, vocab_size: int, draw: np.random.Generator) -> Finding:
     samples = [_sample_row(i, draw, vocab_size) for i in range(rows)]
     alone = []
     for i in range(rows):
-        output = sampling.sample(logits[i : i + 1].clone(), [samples[i]])
+        output = sampling.sample(logits[i : i + 1].clone(), [samples[i]]).read()
         alone.append((output.tokens[0], output.logprobs.get(0)))
     differing = 0
     order = draw.permutation(rows)
     for start, end in cuts(rows, draw, 64):
         chosen = order[start:end]
-        output = sampling.sample(logits[torch.from_numpy(chosen)], [samples[i] for i in chosen])
+        output = sampling.sample(logits[torch.from_numpy(chosen)], [samples[i] for i in chosen]).read()
         for at, i in enumerate(chosen):
             differing += (output.tokens[at], output.logprobs.get(at)) != alone[i]
     return Finding("sampled tokens and logprobs", rows, differing)

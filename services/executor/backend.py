@@ -1,4 +1,8 @@
-"""What the executor asks of whatever computes a step. The shell calls it from the compute thread only."""
+"""What the executor asks of whatever computes a step. The stepper calls it from the compute thread only.
+
+A step is launched and read. On a device the first returns long before the step is done, and the next one is launched
+behind it meanwhile; on the host a step is done when its launch returns.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,7 +30,7 @@ class StepOutput:
 
 
 class StepError(Exception):
-    """Raised by ``Backend.run``: nothing of the step counts."""
+    """Raised when a step is launched or read: nothing of it counts."""
 
     def __init__(self, detail: str, lanes: Sequence[int] = (), fatal: bool = False) -> None:
         """``lanes`` are to blame (none in particular when empty); after ``fatal`` the executor exits."""
@@ -34,6 +38,38 @@ class StepError(Exception):
         self.detail = detail
         self.lanes = list(lanes)
         self.fatal = fatal
+
+
+class Launched(Protocol):
+    """A step that was launched."""
+
+    @property
+    def done(self) -> bool:
+        """Whether it has run: reading it waits for nothing."""
+        ...
+
+    def wait(self) -> None:
+        """Return when it is done, or has failed; from any thread."""
+
+    def read(self) -> StepOutput:
+        """Wait for it and give what came out. Called once, in the order of the launches. Raises StepError."""
+        ...
+
+
+class Done:
+    """A step that ran while it was launched."""
+
+    done = True
+
+    def __init__(self, output: StepOutput) -> None:
+        self._output = output
+
+    def wait(self) -> None:
+        """There is nothing to wait for."""
+
+    def read(self) -> StepOutput:
+        """See ``Launched``."""
+        return self._output
 
 
 class Backend(Protocol):
@@ -50,8 +86,12 @@ class Backend(Protocol):
     def warm_up(self) -> None:
         """Run what a first step would otherwise pay for. Called once, before the first hello."""
 
-    def run(self, batch: StepBatch) -> StepOutput:
-        """Write the KV of the step's tokens, attend through the block tables, sample. Raises StepError."""
+    def launch(self, batch: StepBatch) -> Launched:
+        """Write the KV of the step's tokens, attend through the block tables, sample: begin it. Raises StepError.
+
+        Launched steps run one after the other. A batch has fed tokens only if the step launched last was not done: they
+        are that step's samples, of which one that failed stands for any token.
+        """
         ...
 
     def prepare(self, constraint: Constraint) -> None:

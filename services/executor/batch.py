@@ -5,10 +5,12 @@ Shape letters: R work rows, T tokens of the step (sum of the rows' counts), S sa
 
 from msgspec import Struct
 from msgspec.structs import replace
-from numpy import int32, int64
+from numpy import int32, int64, zeros
 from numpy.typing import NDArray
 
 from shared.wire.sampling import Sampling
+
+_NONE: NDArray[int64] = zeros(0, int64)
 
 
 def is_plain(sampling: Sampling) -> bool:
@@ -16,6 +18,16 @@ def is_plain(sampling: Sampling) -> bool:
     neutral = Sampling(seed=sampling.seed, stop_token_ids=sampling.stop_token_ids)
     off = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "prompt_logprobs": False}  # without effect on a greedy choice
     return replace(sampling, **off) == neutral
+
+
+def needs_host(sampling: Sampling) -> bool:
+    """Whether a step that samples for a request is launched only once the step before it has been read.
+
+    Penalties and constraints look at every token of the output, the last one too; logprobs are made on the host and
+    wait for their step there. Everything else is chosen where the logits are.
+    """
+    penalised = sampling.repetition_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty
+    return bool(penalised) or sampling.constraint is not None or sampling.num_logprobs >= 0
 
 
 class SampleRow(Struct, frozen=True, gc=False):
@@ -29,7 +41,8 @@ class SampleRow(Struct, frozen=True, gc=False):
     position: int
     """Absolute position of the token to be sampled: the row's context length, and the key of its random numbers."""
     tokens: NDArray[int32]
-    """[position] the lane's known tokens (prompt + output): a read-only view, valid until the step is committed."""
+    """[position] the lane's known tokens (prompt + output): a read-only view, valid while the step is launched. The
+    last one is not there yet where it is fed."""
     num_prompt: int
     """How many of ``tokens`` are prompt; the rest is output."""
     plain: bool = False
@@ -48,7 +61,7 @@ class PromptRow(Struct, frozen=True, gc=False):
     start: int
     """Position of the first token told, one after the row's first position."""
     tokens: NDArray[int32]
-    """[P] the tokens told, P being at most the row's count: a read-only view, valid until the step is committed."""
+    """[P] the tokens told, P being at most the row's count: a read-only view, valid while the step is launched."""
 
 
 class StepBatch(Struct, frozen=True):
@@ -73,3 +86,9 @@ class StepBatch(Struct, frozen=True):
     """[S] in work order."""
     prompts: list[PromptRow] = []
     """In work order."""
+    fed_tokens: NDArray[int64] = _NONE
+    """[F] those of ``token_ids``, ascending, that only the device knows yet: the step before has not been read."""
+    fed_samples: NDArray[int64] = _NONE
+    """[F] of which of the samples of the step launched before this one each of them is."""
+    needs_host: bool = False
+    """Whether a row needs the step before to have been read; see ``needs_host``."""

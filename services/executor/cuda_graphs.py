@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from services.executor.batch import StepBatch
+from services.executor.kernels.feed import feed
 from services.executor.kernels.interface import LayerCache
 from services.executor.kernels.triton.kernels import StepColumns, TritonAttention, TritonKernels
 from services.executor.kernels.triton.tiles import SEGMENT, Tiles
@@ -57,10 +59,11 @@ class DecodeGraphs:
         for size in reversed(self._sizes):
             self._replays[size] = _captured(self._step(size), pool)
 
-    def states(self, batch: StepBatch) -> States | None:
+    def states(self, batch: StepBatch, before: Tensor | None = None) -> States | None:
         """What ``Llama.states`` returns, with padding rows behind; None for a step that is none of those captured.
 
-        Valid until the next step.
+        Valid until the next step is launched, for what was launched before it: the inputs of all steps are the same
+        memory, which the device writes between one step and the next.
         """
         num_rows, width = batch.block_tables.shape
         if len(batch.token_ids) > num_rows or num_rows > self._sizes[-1] or width > self._tables.shape[1]:
@@ -73,6 +76,7 @@ class DecodeGraphs:
             (self._scalars, self._slots[:size], self._tables[:num_rows, :width]), moved, strict=True
         ):
             static.copy_(fresh)
+        feed(self._scalars[0, :num_rows], batch, before)
         return self._replays[size]()
 
     def _step(self, size: int) -> Callable[[], States]:

@@ -6,7 +6,6 @@ a preemption or a move changes nothing.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.executor.batch import SampleRow
+from services.executor.kernels.upload import upload
 from shared.wire import tokens as columns
 
 Ids = NDArray[np.int64]
@@ -117,7 +117,7 @@ def _arrays(logits: Tensor) -> _Arrays:
 
 
 def _device_arrays(logits: Tensor) -> _Arrays:
-    return _Arrays(logits.view(-1), partial(torch.as_tensor, device=logits.device), torch.where)
+    return _Arrays(logits.view(-1), lambda numbers: upload([numbers], logits.device)[0], torch.where)
 
 
 def _flat(logits: Tensor, parts: Sequence[tuple[int, Ids]]) -> Ids:

@@ -17,6 +17,8 @@ from services.executor import logprobs, penalties
 from services.executor.backend import StepOutput
 from services.executor.batch import SampleRow
 from services.executor.constraints import Masks, unpacked
+from services.executor.kernels.download import Download
+from services.executor.kernels.upload import upload
 from services.executor.largest import Row, largest
 from shared.wire.sampling import Sampling
 
@@ -25,29 +27,50 @@ _NUCLEUS_CANDIDATES = 1024
 """Largest logits looked at before a whole row is sorted for top_p; the result is the same either way."""
 
 
-Choose = Callable[[Tensor, Sequence[tuple[int, SampleRow]]], list[int]]
-"""From logits [S, V] and those rows that draw to S tokens, the best one where nothing is drawn; below 0 where the
-best logit of a row is not finite."""
+Choose = Callable[[Tensor, Sequence[tuple[int, SampleRow]]], Tensor]
+"""From logits [S, V] and those rows that draw to tokens, [S] int64, the best one where nothing is drawn; below 0 where
+the best logit of a row is not finite."""
 
 
-def on_host(logits: Tensor, drawing: Sequence[tuple[int, SampleRow]]) -> list[int]:
-    """See ``Choose``."""
+def on_host(logits: Tensor, drawing: Sequence[tuple[int, SampleRow]]) -> Tensor:
+    """See ``Choose``. The tokens are on the host, wherever the logits are."""
     best, best_ids = logits.max(dim=-1)  # a NaN anywhere in a row makes its maximum NaN
-    chosen: list[int] = torch.where(torch.isfinite(best), best_ids, -1).tolist()
+    tokens = torch.where(torch.isfinite(best), best_ids, -1).cpu()
+    chosen = tokens.numpy()
     drawn = [(i, row) for i, row in drawing if chosen[i] >= 0]
     numbers = uniforms([row.sampling.seed for _, row in drawn], [row.position for _, row in drawn])
     rows = _host_rows(logits, [i for i, _ in drawn])
     for (i, row), row_logits, number in zip(drawn, rows, numbers.tolist(), strict=True):
         chosen[i] = _draw(row_logits, row.sampling, number)
-    return chosen
+    return tokens
 
 
 _NO_MASKS = Masks()
 
 
-def sample(
-    logits: Tensor, samples: Sequence[SampleRow], choose: Choose = on_host, masks: Masks = _NO_MASKS
-) -> StepOutput:
+class Sampled:
+    """Tokens that were chosen; on a device they may still have to be."""
+
+    def __init__(self, tokens: Tensor, samples: Sequence[SampleRow], masks: Masks, raw: dict[int, Row]) -> None:
+        """``raw`` are logits, as the model gave them, of the samples whose logprobs are told."""
+        self.tokens = tokens
+        """See ``Choose``."""
+        self.arriving = Download(tokens)
+        self._samples, self._masks, self._raw = samples, masks, raw
+
+    def read(self) -> StepOutput:
+        """Wait for the tokens."""
+        chosen, masks = self.arriving.read(), self._masks
+        failures = {index: _why_none(index, masks) for index, token in enumerate(chosen) if token < 0} | masks.failures
+        output = StepOutput(chosen, failures, masks.late - failures.keys())
+        for index, logits in self._raw.items():
+            if index not in failures and index not in output.late:
+                num_logprobs = self._samples[index].sampling.num_logprobs
+                output.logprobs[index] = logprobs.record(logits, chosen[index], num_logprobs)
+        return output
+
+
+def sample(logits: Tensor, samples: Sequence[SampleRow], choose: Choose = on_host, masks: Masks = _NO_MASKS) -> Sampled:
     """Choose one token for each of ``samples`` from ``logits`` [S, V], float32 and contiguous, which it may overwrite.
 
     ``masks`` are those of the rows that have constraints. A row without a usable maximum (NaN, infinities, everything
@@ -63,14 +86,8 @@ def sample(
         penalties.apply(logits, changing)
     if masks.allowed:
         _forbid(logits, masks)
-    chosen = choose(logits, [(i, row) for i, row in asking if row.sampling.temperature > 0])
-    failures = {index: _why_none(index, masks) for index, token in enumerate(chosen) if token < 0} | masks.failures
-    output = StepOutput(chosen, failures, masks.late - failures.keys())
-    for index, row_logits in raw.items():
-        if index not in failures and index not in output.late:
-            num_logprobs = samples[index].sampling.num_logprobs
-            output.logprobs[index] = logprobs.record(row_logits, chosen[index], num_logprobs)
-    return output
+    tokens = choose(logits, [(i, row) for i, row in asking if row.sampling.temperature > 0])
+    return Sampled(tokens, samples, masks, raw)
 
 
 def _forbid(logits: Tensor, masks: Masks) -> None:
@@ -84,8 +101,8 @@ def _forbid(logits: Tensor, masks: Masks) -> None:
 
 
 def _forbid_on_device(logits: Tensor, masks: Masks) -> None:
-    places = torch.tensor(list(masks.allowed), device=logits.device)
-    packed = torch.from_numpy(np.stack(list(masks.allowed.values()))).to(logits.device)
+    columns = np.array(list(masks.allowed), np.int64), np.stack(list(masks.allowed.values()))
+    places, packed = upload(columns, logits.device)
     bits = (packed[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=logits.device)) & 1
     forbidden = bits.flatten(1)[:, : logits.shape[1]] == 0
     logits[places] = logits[places].masked_fill(forbidden, float("-inf"))

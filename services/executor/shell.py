@@ -4,6 +4,8 @@ Runs on the event loop; owned by ``main``. The compute thread only ever sees who
 leaves behind is one reset in front of the next session's first plan.
 
     scheduler --plan--> Dealer -> Shell -> Compute (Stepper: lanes, backend) -> Shell -> Dealer --answer--> scheduler
+
+A step that runs on, on a device, is finished by a second job once it is done; the next plan's job may come in between.
 """
 
 import asyncio
@@ -19,7 +21,7 @@ from services.executor.backend import Backend
 from services.executor.compute import Compute
 from services.executor.metrics import ExecutorMetrics
 from services.executor.options import ExecutorOptions
-from services.executor.stepper import Stepper
+from services.executor.stepper import Answer, Stepper
 from services.executor.traces import Traces
 from shared.net.dealer import Dealer
 from shared.net.session import INTERVAL_S, TIMEOUT_S
@@ -27,7 +29,6 @@ from shared.wire import codec
 from shared.wire.executor import (
     BatchFailed,
     BatchPlan,
-    BatchResult,
     Drain,
     Draining,
     ExecutorHello,
@@ -38,7 +39,6 @@ from shared.wire.session import Heartbeat
 
 log = logging.getLogger(__name__)
 
-Answer = BatchResult | BatchFailed
 ANSWER_S = 0.5
 """How much longer than its requests may take an executor waits to be told that it may leave."""
 
@@ -173,13 +173,19 @@ class Shell:
         self._outstanding += 1
         if self._traces is not None:
             self._traces.planned(plan)
-        self._compute.submit(partial(self._step, self._session, plan), partial(self._answer, self._session, plan))
+        self._compute.submit(partial(self._launch, self._session, plan))
         if self._watchdog is None:
             self._watchdog = self._loop.call_later(self._options.step_timeout_s, self._check_overdue)
 
-    def _step(self, session: int, plan: BatchPlan) -> Answer | None:
+    def _launch(self, session: int, plan: BatchPlan) -> None:
         """In the compute thread: nothing is begun for a session that is over."""
-        return self._stepper.step(plan) if session == self._session else None
+        tell = partial(self._compute.post, self._answer, session, plan)
+        if session != self._session:
+            tell(None)
+            return
+        step = self._stepper.launch(plan, tell)
+        if step is not None:
+            self._compute.submit_after(step.wait, partial(self._stepper.finish, step))
 
     def _answer(self, session: int, plan: BatchPlan, answer: Answer | None) -> None:
         self._outstanding -= 1
@@ -202,7 +208,7 @@ class Shell:
         self._last_step = -1
         if self._traces is not None:
             self._traces.cleared()
-        self._compute.submit(self._stepper.reset, lambda _: None)
+        self._compute.submit(self._stepper.reset)
 
     def _check_overdue(self) -> None:
         """A step that hangs cannot be interrupted; a new process can be had."""

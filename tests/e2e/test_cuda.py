@@ -24,6 +24,15 @@ async def test_the_greedy_tokens_are_those_of_the_cpu(start_system: StartSystem)
     assert [said.token_ids for said in await said_by(cuda)] == expected
 
 
+async def test_steps_launched_ahead_say_the_same(start_system: StartSystem) -> None:
+    said = []
+    for max_inflight in (1, 2):
+        cuda = start_system(backend="torch", device="cuda", num_blocks=1024, max_inflight=max_inflight)
+        said.append([each.token_ids for each in await said_by(cuda)])
+        cuda.stop()
+    assert said[0] == said[1]
+
+
 async def test_constrained_streams_fit(start_system: StartSystem) -> None:
     cuda = start_system(backend="torch", device="cuda", num_blocks=1024)
     async with cuda.async_client(timeout=300) as client:

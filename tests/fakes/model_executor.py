@@ -14,10 +14,12 @@ import msgspec
 from services.executor.backend import StepError, StepOutput
 from services.executor.backends.fake import FakeBackend
 from services.executor.batch import StepBatch
-from services.executor.stepper import Stepper
+from services.executor.stepper import Step, Stepper
 from shared.wire import codec, tokens
 from shared.wire.executor import BatchFailed, BatchPlan, BatchResult, ExecutorHello, appends_of, work_of
 from shared.wire.facts import ExecutorLimits, ModelFacts
+from tests.fakes.device_backend import DeviceBackend
+from tests.fakes.plans import run_plan
 
 
 class FaultyBackend(FakeBackend):
@@ -57,14 +59,20 @@ class FaultyBackend(FakeBackend):
 class ModelExecutor:
     """Holds plans until it is told to run one."""
 
-    def __init__(self, executor_id: str, facts: ModelFacts, limits: ExecutorLimits, max_inflight: int) -> None:
+    def __init__(
+        self, executor_id: str, facts: ModelFacts, limits: ExecutorLimits, max_inflight: int, overlaps: bool = False
+    ) -> None:
+        """``overlaps``: plans are launched as they come, on a device that runs them when their answer is wanted."""
         self.id = executor_id
         self.limits = limits
         self.max_inflight = max_inflight
         self.backend = FaultyBackend(facts, limits)
-        self.stepper = Stepper(self.backend)
+        self.overlaps = overlaps
+        self.stepper = Stepper(DeviceBackend(self.backend) if overlaps else self.backend)
         self.hello = ExecutorHello(executor_id, 1, facts, limits, "cpu", "fake")
         self.plans: deque[BatchPlan] = deque()
+        self.running: deque[Step] = deque()
+        self.answers: deque[BatchResult | BatchFailed] = deque()
         self.oracle = PlanOracle(limits)
         self.hangs = False
         self.wants_to_leave = False
@@ -77,10 +85,19 @@ class ModelExecutor:
         self.plans.append(plan)
         assert len(self.plans) <= self.max_inflight, "more steps in flight than allowed"
         self.oracle.planned(plan)
+        if self.overlaps:
+            step = self.stepper.launch(plan, self.answers.append)
+            if step is not None:
+                self.running.append(step)
 
     def run(self) -> BatchResult | BatchFailed:
         """Run the oldest plan."""
-        answer = self.stepper.step(self.plans.popleft())
+        plan = self.plans.popleft()
+        if not self.overlaps:
+            self.answers.append(run_plan(self.stepper, plan))
+        while not self.answers:
+            self.stepper.finish(self.running.popleft())
+        answer = self.answers.popleft()
         assert not (isinstance(answer, BatchFailed) and answer.kind == "bad_plan"), answer.detail
         if isinstance(answer, BatchResult):
             answer = msgspec.structs.replace(answer, run_us=self.run_us())
@@ -95,8 +112,12 @@ class ModelExecutor:
 
     def restart(self) -> None:
         """A new session: nothing of the old one counts."""
-        self.stepper.reset()
+        kept, self.backend.fault, self.backend.spoil = (self.backend.fault, self.backend.spoil), None, None
+        self.stepper.reset()  # what still runs is nobody's: no accident is counted in it
+        self.backend.fault, self.backend.spoil = kept
         self.plans.clear()
+        self.running.clear()
+        self.answers.clear()
         self.oracle = PlanOracle(self.limits)
         self.hangs = False
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+from services.executor.stepper import Stepper
 from shared.wire import tokens
-from shared.wire.executor import Admit, BatchFailed, BatchResult, samples_of
+from shared.wire.executor import Admit, BatchFailed, BatchPlan, BatchResult, samples_of
 from shared.wire.sampling import Sampling
 
 
@@ -27,6 +28,16 @@ def admit(
         blocks=tokens.pack(blocks),
         sampling=sampling or Sampling(),
     )
+
+
+def run_plan(stepper: Stepper, plan: BatchPlan) -> BatchResult | BatchFailed:
+    """Carry a plan out and wait for its answer, as if there were never another one."""
+    told: list[BatchResult | BatchFailed] = []
+    step = stepper.launch(plan, told.append)
+    if step is not None:
+        stepper.finish(step)
+    (answer,) = told
+    return answer
 
 
 def sampled(answer: BatchResult | BatchFailed) -> list[int]:

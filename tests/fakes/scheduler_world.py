@@ -55,9 +55,16 @@ class World:
     """One scheduler at a time and its peers."""
 
     def __init__(
-        self, settings: Settings, facts: ModelFacts = FACTS, pool_slots: int | None = None, replays: bool = True
+        self,
+        settings: Settings,
+        facts: ModelFacts = FACTS,
+        pool_slots: int | None = None,
+        replays: bool = True,
+        overlaps: bool = False,
     ) -> None:
         self.settings = settings
+        self.overlaps = overlaps
+        """Whether executors launch a step while the one before it runs."""
         self.replays = replays
         """Whether all is run again at the end, and must be the same."""
         self.facts = facts
@@ -96,7 +103,8 @@ class World:
         self.happen(GatewayLeft(name))
 
     def join_executor(self, limits: ExecutorLimits, numerics: str | None = None) -> ModelExecutor:
-        executor = ModelExecutor(f"executor-{self._number()}", self.facts, limits, self.settings.max_inflight)
+        name = f"executor-{self._number()}"
+        executor = ModelExecutor(name, self.facts, limits, self.settings.max_inflight, self.overlaps)
         if numerics is not None:
             executor.hello = msgspec.structs.replace(executor.hello, numerics=numerics)
         executor.backend.poison = POISON

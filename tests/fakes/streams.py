@@ -15,6 +15,7 @@ from shared.wire.facts import ExecutorLimits, ModelFacts
 from shared.wire.gateway import Delta, Submit
 from shared.wire.logprobs import Logprobs, record_bytes
 from shared.wire.sampling import Sampling
+from tests.fakes.plans import run_plan
 
 VOCAB = 2
 EOS = 1
@@ -55,7 +56,7 @@ def undisturbed(prompt: bytes, sampling: Sampling, num_tokens: int, vocab_size: 
         plan = msgspec.structs.replace(
             plan, **_work_columns(Work(0, start, num_prompt + len(output) - start, True)), step=len(output)
         )
-        answer = stepper.step(plan)
+        answer = run_plan(stepper, plan)
         assert isinstance(answer, BatchResult), answer
         start = num_prompt + len(output)
         output += tokens.unpack(answer.sample_tokens)

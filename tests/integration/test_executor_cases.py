@@ -53,7 +53,7 @@ def test_exec_37_prompt_logprobs_of_long_prompts_hold_few_logits_at_once(
 
     monkeypatch.setattr(torch_backend, "MAX_PROMPT_LOGITS", 16)
     monkeypatch.setattr(backend._model, "logits", counting)
-    output = backend.run(prompt_step(120, 8))
+    output = backend.launch(prompt_step(120, 8)).read()
     assert len(output.tokens) == len(output.prompt_logprobs) == 8
     assert not output.failures
     assert max(held) <= 16
@@ -62,7 +62,7 @@ def test_exec_37_prompt_logprobs_of_long_prompts_hold_few_logits_at_once(
 def test_exec_37_out_of_memory_in_one_step_is_that_steps_alone(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = backend_of(tiny)
     batch = prompt_step(100, 4)
-    expected = backend.run(batch)
+    expected = backend.launch(batch).read()
 
     def fail(*_: object) -> None:
         raise MemoryError
@@ -70,9 +70,9 @@ def test_exec_37_out_of_memory_in_one_step_is_that_steps_alone(tiny: Path, monke
     with monkeypatch.context() as patch:
         patch.setattr(backend._model, "logits", fail)
         with pytest.raises(StepError) as caught:
-            backend.run(batch)
+            backend.launch(batch).read()
     assert not caught.value.fatal
-    again = backend.run(batch)
+    again = backend.launch(batch).read()
     assert (again.tokens, again.prompt_logprobs) == (expected.tokens, expected.prompt_logprobs)
 
 

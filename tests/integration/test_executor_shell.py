@@ -20,6 +20,7 @@ from shared import fake_model
 from shared.net.crash import Crash
 from shared.wire.executor import BatchPlan, Draining, Shutdown, Work, batch_plan
 from shared.wire.facts import ExecutorLimits
+from tests.fakes.device_backend import DeviceBackend
 from tests.fakes.plans import admit, failed, sampled
 from tests.fakes.scheduler_side import DEADLINE_S, EPOCH, SchedulerSide
 from tests.fakes.waiting import await_until
@@ -60,13 +61,14 @@ class World:
 
 
 @asynccontextmanager
-async def world(**options: Any) -> AsyncIterator[World]:
+async def world(device: DeviceBackend | None = None, **options: Any) -> AsyncIterator[World]:
+    """``device``: computes in place of the gated backend."""
     scheduler, backend, metrics, crash = SchedulerSide(), Gated(), ExecutorMetrics(), Crash()
     crash.watch(asyncio.get_running_loop())
     crashing = asyncio.ensure_future(crash.wait())
     compute = Compute(crash.report)
     executor_options = replace(ExecutorOptions(name="e", scheduler=scheduler.endpoint, backend="fake"), **options)
-    shell = Shell(executor_options, backend, compute, metrics, crash.report, interval_s=0.05)
+    shell = Shell(executor_options, device or backend, compute, metrics, crash.report, interval_s=0.05)
     the_world = World(scheduler, backend, shell, metrics)
     shell.start()
     try:

@@ -20,7 +20,7 @@ from services.executor.stepper import Stepper
 from shared.wire.executor import Append, BatchResult, Work, batch_plan, samples_of
 from shared.wire.sampling import Sampling
 from tests.fakes import tiny_models
-from tests.fakes.plans import admit
+from tests.fakes.plans import admit, run_plan
 from tests.fakes.steps import Row, step
 from tools import model as model_folders
 
@@ -80,7 +80,7 @@ def generate(backend: TorchBackend, requests: Sequence[Request], budget: int) ->
                     num_blocks[lane] += 1
                 work.append(Work(lane, request.computed, count, end == known))
                 request.computed, left = end, left - count
-        answer = stepper.step(batch_plan(1, number, number - 1, retires, admits, appends, work))
+        answer = run_plan(stepper, batch_plan(1, number, number - 1, retires, admits, appends, work))
         assert isinstance(answer, BatchResult), answer
         assert not answer.failures
         for sample in samples_of(answer):
@@ -182,7 +182,7 @@ def test_out_of_memory_fails_the_step_and_not_the_executor(
 ) -> None:
     backend = backend_of(tiny)
     batch = step([Row([5, 6, 7], 0, 3, [9])], BLOCK_SIZE)
-    expected = backend.run(batch).tokens
+    expected = backend.launch(batch).read().tokens
 
     def fail(*_: object) -> None:
         raise error
@@ -190,9 +190,9 @@ def test_out_of_memory_fails_the_step_and_not_the_executor(
     with monkeypatch.context() as patch:
         patch.setattr(backend._model, "states", fail)
         with pytest.raises(StepError, match="out of memory in a step of 3 tokens") as caught:
-            backend.run(batch)
+            backend.launch(batch).read()
         assert not caught.value.fatal
-    assert backend.run(batch).tokens == expected
+    assert backend.launch(batch).read().tokens == expected
 
 
 def test_nan_in_one_lane_fails_it_alone(tiny: Path) -> None:
@@ -200,11 +200,11 @@ def test_nan_in_one_lane_fails_it_alone(tiny: Path) -> None:
     backend = backend_of(tiny)
     rows = [Row(list(range(5, 25 + i)), 19 + i, 1, [3 * i, 3 * i + 1]) for i in range(3)]
     prefill = [row._replace(start=0, num_tokens=row.start, sampling=None) for row in rows]
-    backend.run(step(prefill, BLOCK_SIZE))
-    expected = backend.run(step(rows, BLOCK_SIZE)).tokens
+    backend.launch(step(prefill, BLOCK_SIZE)).read()
+    expected = backend.launch(step(rows, BLOCK_SIZE)).read().tokens
     for cache in backend._caches:
         cache.keys[rows[1].blocks[0]] = float("nan")
-    output = backend.run(step(rows, BLOCK_SIZE))
+    output = backend.launch(step(rows, BLOCK_SIZE)).read()
     assert output.failures.keys() == {1}
     assert [output.tokens[0], output.tokens[2]] == [expected[0], expected[2]]
 
@@ -259,11 +259,11 @@ def test_what_comes_from_the_cache_gives_the_same_bits(
     monkeypatch.setattr(sampling, "sample", spy)
     tokenizer = AutoTokenizer.from_pretrained(default_model)
     prompt = tokenizer.encode((Path(__file__).parents[2] / "LICENSE").read_text())[300:400]
-    backend.run(step([Row(prompt, 0, 100, list(range(7)))], BLOCK_SIZE))
+    backend.launch(step([Row(prompt, 0, 100, list(range(7)))], BLOCK_SIZE)).read()
     for num_cached in (16, 64, 96):
         shared = list(range(num_cached // BLOCK_SIZE))
         table = shared + list(range(20, 27 - len(shared)))
-        backend.run(step([Row(prompt, num_cached, 100 - num_cached, table)], BLOCK_SIZE))
+        backend.launch(step([Row(prompt, num_cached, 100 - num_cached, table)], BLOCK_SIZE)).read()
     whole, *cached = seen
     assert whole.shape[0] == 1
     assert all(torch.equal(whole, other) for other in cached)

@@ -16,7 +16,7 @@ from services.gateway.logprobs import Record, read_records
 from shared.wire.executor import BatchResult, LaneLogprobs, Work, batch_plan, samples_of
 from shared.wire.sampling import Sampling
 from tests.fakes import tiny_models
-from tests.fakes.plans import admit
+from tests.fakes.plans import admit, run_plan
 
 PROMPT = np.random.default_rng(5).integers(4, 130, 45).tolist()
 TELL = Sampling(num_logprobs=5, prompt_logprobs=True)
@@ -60,7 +60,7 @@ def generate(
         count = min(chunk, known - position)
         work = [Work(lane, step, 1, True) for lane in range(1, neighbours + 1)]
         work.append(Work(0, position, count, position + count == known))
-        answer = stepper.step(batch_plan(1, step, step - 1, admits=admits, work=work))
+        answer = run_plan(stepper, batch_plan(1, step, step - 1, admits=admits, work=work))
         assert isinstance(answer, BatchResult), answer
         said += [sample.token for sample in samples_of(answer) if sample.lane == 0]
         told += [entry for entry in answer.logprobs if entry.lane == 0]

@@ -4,13 +4,18 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
+from services.executor.backends.fake import FakeBackend
 from services.executor.kernels.interface import Linear
 from services.executor.kernels.triton.kernels import TritonKernels
+from shared import fake_model
+from shared.wire.facts import ExecutorLimits
+from tests.fakes.device_backend import DeviceBackend
 from tests.fakes.triton_device import DEVICE
 from tools.gpu_check import __main__ as program
-from tools.gpu_check import correctness, invariance, speed
+from tools.gpu_check import correctness, invariance, overlap, speed
 from tools.gpu_check.worlds import Shape
 
 SHAPE = Shape("tiny", 32, 24, 3, 1, 16, 40)
@@ -76,6 +81,22 @@ def test_speeds_are_told_as_shares() -> None:
     model = invariance.random_model(kernels, SHAPE, torch.float32, 1, 2, 20)
     model.graphs.capture()
     assert speed.decode_steps(model, timer, 2, 7) == (0.5, 0.5)
+
+
+@pytest.mark.parametrize("feeds", [True, False])
+def test_steps_launched_ahead_are_compared_with_steps_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], feeds: bool
+) -> None:
+    device = DeviceBackend(FakeBackend(fake_model.facts(64), ExecutorLimits(64, 4, 4, 128)))
+    if not feeds:
+        launch = device.launch
+        monkeypatch.setattr(device, "launch", lambda batch: launch(replace(batch, fed_tokens=batch.fed_tokens[:0])))
+    told: list[tuple[bool, str]] = []
+    failed = overlap.compare(device, 3, 8, lambda fine, line: told.append((fine, line)) or int(not fine))
+    assert failed == int(not feeds)
+    assert told[0][0] == feeds
+    assert told[1] == (True, "7 steps were launched ahead")
+    assert capsys.readouterr().out.count("us between steps") == 2
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

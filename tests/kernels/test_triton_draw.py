@@ -39,20 +39,20 @@ def test_tokens_are_those_of_the_definition(ties: bool) -> None:
     logits = (logits.round() if ties else logits).to(DEVICE)
     logits[2, ::3] = float("-inf")
     rows = rows_of(SAMPLINGS)
-    chosen = draw.choose(logits.clone(), rows)
-    assert chosen == sampling.on_host(logits.clone(), rows)
+    chosen = draw.choose(logits.clone(), rows).tolist()
+    assert chosen == sampling.on_host(logits.clone(), rows).tolist()
     assert chosen[len(SAMPLINGS) :] == logits[len(SAMPLINGS) :].argmax(dim=-1).tolist()
     for i in (0, 4):
-        assert draw.choose(logits[i : i + 1].clone(), [(0, rows[i][1])]) == [chosen[i]]
+        assert draw.choose(logits[i : i + 1].clone(), [(0, rows[i][1])]).tolist() == [chosen[i]]
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_rows_without_a_finite_best_are_marked_and_the_others_unmoved() -> None:
     logits = torch.randn(3, VOCAB_SIZE, generator=torch.Generator().manual_seed(5)).to(DEVICE)
     rows = rows_of(SAMPLINGS[:1] * 3)
-    expected = draw.choose(logits.clone(), rows)
+    expected = draw.choose(logits.clone(), rows).tolist()
     logits[0, 9], logits[1] = float("nan"), float("-inf")
-    assert draw.choose(logits, rows) == [-1, -1, expected[2]]
+    assert draw.choose(logits, rows).tolist() == [-1, -1, expected[2]]
 
 
 def test_draws_follow_the_weights() -> None:
@@ -64,6 +64,6 @@ def test_draws_follow_the_weights() -> None:
         (i, SampleRow(i, i, 0, Sampling(temperature=1.0, seed=i * 7919), 40, np.zeros(0, np.int32), 1))
         for i in range(150)
     ]
-    np.add.at(counts, draw.choose(logits, rows), 1)
+    np.add.at(counts, draw.choose(logits, rows).tolist(), 1)
     expected = np.array([1, 2, 5]) / 8
     assert (abs(counts - 150 * expected) < 5 * np.sqrt(150 * expected * (1 - expected))).all()

@@ -82,7 +82,7 @@ def say(asked: Sampling, seed: int) -> tuple[list[int], str]:
         rows = [SampleRow(0, 0, 0, asked, len(ids), ids, num_prompt=1)]
         logits = torch.randn(1, FACTS.vocab_size, generator=generator) * 4
         logits[0, CLOSERS] += 3
-        answer = sampling.sample(logits, rows, masks=held.masks(rows))
+        answer = sampling.sample(logits, rows, masks=held.masks(rows)).read()
         assert not answer.failures, (answer.failures, asked, seed)
         output.append(answer.tokens[0])
         if output[-1] in ENDS:

@@ -8,7 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from services.executor.backend import StepOutput
 from services.executor.batch import StepBatch
-from services.executor.lanes import Lanes, PlanError
+from services.executor.lanes import Lanes
+from services.executor.refusals import PlanError
 from shared.wire.executor import Admit, Append, Work, batch_plan
 from shared.wire.facts import ExecutorLimits, ModelFacts
 from tests.fakes.plans import admit
@@ -70,7 +71,7 @@ class LaneMirror(RuleBasedStateMachine):
         if data.draw(st.integers(0, 4)) == 0:
             return
         sampled = [data.draw(st.integers(0, 1)) for _ in batch.samples]
-        self.lanes.commit(batch, StepOutput(sampled))
+        self.lanes.commit(self.lanes.launch(batch), StepOutput(sampled))
         for row in work:
             self.naive[row.lane].computed += row.num_tokens
             if row.sample:

@@ -47,11 +47,11 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     world: World | None = None
 
-    @initialize(chosen=core_settings, pool=pools, same_pools=st.booleans(), lanes=tight)
-    def begin(self, chosen, pool, same_pools, lanes):
+    @initialize(chosen=core_settings, pool=pools, same_pools=st.booleans(), lanes=tight, overlaps=st.booleans())
+    def begin(self, chosen, pool, same_pools, lanes, overlaps):
         self.pool = pool
         self.same_pools = same_pools
-        self.world = World(chosen, pool_slots=pool[0] * pool[1] if same_pools else None)
+        self.world = World(chosen, pool_slots=pool[0] * pool[1] if same_pools else None, overlaps=overlaps)
         self.world.join_gateway()
         self._join(pool, lanes)
 

@@ -20,6 +20,7 @@ from shared.wire import tokens
 from shared.wire.executor import Admit, BatchResult, LaneFailure, Work, batch_plan, samples_of
 from shared.wire.facts import ExecutorLimits
 from shared.wire.sampling import Constraint, Sampling
+from tests.fakes.plans import run_plan
 from tests.fakes.scheduler_world import World
 from tests.fakes.waiting import wait_until
 
@@ -138,7 +139,7 @@ def test_a_bad_constraint_ends_its_request_alone() -> None:
     bad, good = (Sampling(constraint=constraint) for constraint in (Constraint("regex", "(a"), AB))
     admits = [Admit(lane, lane, ids, 2, 0, next(blocks), sampling) for lane, sampling in enumerate((bad, good))]
     work = [Work(0, 0, 2, True), Work(1, 0, 2, True)]
-    answer = stepper.step(batch_plan(0, 0, -1, admits=admits, work=work))
+    answer = run_plan(stepper, batch_plan(0, 0, -1, admits=admits, work=work))
     assert isinstance(answer, BatchResult)
     assert answer.failures == [LaneFailure(0, 0, "the constraint cannot be compiled")]
     assert [(sample.lane, sample.token) for sample in samples_of(answer)] == [(1, ord("a"))]

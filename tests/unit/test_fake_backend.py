@@ -18,7 +18,7 @@ from shared.wire import tokens
 from shared.wire.executor import Append, BatchResult, Work, batch_plan
 from shared.wire.facts import ExecutorLimits, ModelFacts
 from shared.wire.sampling import Sampling
-from tests.fakes.plans import admit, failed, sampled
+from tests.fakes.plans import admit, failed, run_plan, sampled
 from tests.fakes.steps import Row, step
 
 LIMITS = ExecutorLimits(num_blocks=64, block_size=4, num_lanes=8, max_step_tokens=4096)
@@ -51,10 +51,10 @@ def generate(
         count = min(chunk, known - position)
         appends = [Append(lane, free.pop(0))] if (position + count + 3) // 4 > (known + 2) // 4 else []
         work = Work(lane, position, count, position + count == known)
-        answer = stepper.step(batch_plan(1, steps[step], step - 1, admits=admits, appends=appends, work=[work]))
+        answer = run_plan(stepper, batch_plan(1, steps[step], step - 1, admits=admits, appends=appends, work=[work]))
         output += sampled(answer)
         admits, position, step = [], position + count, step + 1
-    stepper.step(batch_plan(1, step, step - 1, retires=[lane]))
+    run_plan(stepper, batch_plan(1, step, step - 1, retires=[lane]))
     return output
 
 
@@ -102,7 +102,7 @@ def test_neighbours_do_not_change_a_text() -> None:
         admits.append(admit(lane, prompt, range(first_block, first_block + num_blocks)))
         work.append(Work(lane, 0, len(prompt), True))
         first_block += num_blocks
-    assert sampled(stepper.step(batch_plan(1, 1, 0, admits=admits, work=work)))[0] == expected[0]
+    assert sampled(run_plan(stepper, batch_plan(1, 1, 0, admits=admits, work=work)))[0] == expected[0]
 
 
 def test_a_slot_taken_anew_is_not_read_before_it_is_written() -> None:
@@ -120,15 +120,15 @@ def test_what_a_lane_leaves_behind_is_cached() -> None:
     stepper = new_stepper()
     generate(stepper, num_tokens=1)
     plan = batch_plan(1, 9, 8, admits=[admit(0, PROMPT, range(4), num_cached=8)], work=[Work(0, 8, 8, True)])
-    assert sampled(stepper.step(plan)) == expected
+    assert sampled(run_plan(stepper, plan)) == expected
 
 
 def test_cached_tokens_of_a_live_lane_are_shared() -> None:
     expected = generate(new_stepper(), num_tokens=1)
     stepper = new_stepper()
-    stepper.step(batch_plan(1, 1, 0, admits=[admit(0, PROMPT, range(4))], work=[Work(0, 0, 16, True)]))
+    run_plan(stepper, batch_plan(1, 1, 0, admits=[admit(0, PROMPT, range(4))], work=[Work(0, 0, 16, True)]))
     shared = admit(1, PROMPT, [0, 1, 2, 9], num_cached=12)
-    assert sampled(stepper.step(batch_plan(1, 2, 1, admits=[shared], work=[Work(1, 12, 4, True)]))) == expected
+    assert sampled(run_plan(stepper, batch_plan(1, 2, 1, admits=[shared], work=[Work(1, 12, 4, True)]))) == expected
 
 
 def test_mostly_words_and_an_end_now_and_then() -> None:
@@ -172,18 +172,18 @@ def boom(do: str, at_output_token: int = 0) -> Faults:
 def test_raise_blames_its_lane_and_only_at_its_token() -> None:
     stepper = new_stepper(boom("raise", 1))
     admits = [admit(0, list(b"calm"), [0, 1]), admit(3, list(b"boom"), [2, 3])]
-    first = stepper.step(batch_plan(1, 1, 0, admits=admits, work=[Work(0, 0, 4, True), Work(3, 0, 4, True)]))
+    first = run_plan(stepper, batch_plan(1, 1, 0, admits=admits, work=[Work(0, 0, 4, True), Work(3, 0, 4, True)]))
     assert len(sampled(first)) == 2
-    failure = failed(stepper.step(batch_plan(1, 2, 1, work=[Work(0, 4, 1, True), Work(3, 4, 1, True)])))
+    failure = failed(run_plan(stepper, batch_plan(1, 2, 1, work=[Work(0, 4, 1, True), Work(3, 4, 1, True)])))
     assert (failure.kind, tokens.unpack(failure.lanes)) == ("error", [3])
-    again = stepper.step(batch_plan(1, 3, 2, retires=[3], work=[Work(0, 4, 1, True)]))
+    again = run_plan(stepper, batch_plan(1, 3, 2, retires=[3], work=[Work(0, 4, 1, True)]))
     assert sampled(again) == generate(new_stepper(), list(b"calm"), 2)[1:]
 
 
 def test_nan_fails_its_sample_alone() -> None:
     stepper = new_stepper(boom("nan"))
     admits = [admit(0, list(b"boom"), [0]), admit(3, list(b"calm"), [2])]
-    answer = stepper.step(batch_plan(1, 1, 0, admits=admits, work=[Work(0, 0, 4, True), Work(3, 0, 4, True)]))
+    answer = run_plan(stepper, batch_plan(1, 1, 0, admits=admits, work=[Work(0, 0, 4, True), Work(3, 0, 4, True)]))
     assert isinstance(answer, BatchResult)
     assert sampled(answer) == generate(new_stepper(), list(b"calm"), 1)
     assert [(failure.lane, failure.seq) for failure in answer.failures] == [(0, 100)]
@@ -191,17 +191,17 @@ def test_nan_fails_its_sample_alone() -> None:
 
 def test_the_next_request_on_a_lane_is_not_struck() -> None:
     stepper = new_stepper(boom("nan"))
-    stepper.step(batch_plan(1, 1, 0, admits=[admit(0, list(b"boom"), [0])], work=[Work(0, 0, 4, True)]))
+    run_plan(stepper, batch_plan(1, 1, 0, admits=[admit(0, list(b"boom"), [0])], work=[Work(0, 0, 4, True)]))
     plan = batch_plan(1, 2, 1, retires=[0], admits=[admit(0, list(b"calm"), [0])], work=[Work(0, 0, 4, True)])
-    assert len(sampled(stepper.step(plan))) == 1
+    assert len(sampled(run_plan(stepper, plan))) == 1
 
 
 def test_cost_model() -> None:
     stepper = new_stepper(Faults(step_ms=10, prefill_ms_per_token=2))
-    answer = stepper.step(batch_plan(1, 1, 0, admits=[admit(0, [65] * 8, [0, 1, 2])], work=[Work(0, 0, 8, True)]))
+    answer = run_plan(stepper, batch_plan(1, 1, 0, admits=[admit(0, [65] * 8, [0, 1, 2])], work=[Work(0, 0, 8, True)]))
     assert isinstance(answer, BatchResult)
     assert answer.run_us >= 26_000
-    decode = stepper.step(batch_plan(1, 2, 1, work=[Work(0, 8, 1, True)]))
+    decode = run_plan(stepper, batch_plan(1, 2, 1, work=[Work(0, 8, 1, True)]))
     assert isinstance(decode, BatchResult)
     assert decode.run_us >= 10_000
 

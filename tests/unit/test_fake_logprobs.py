@@ -14,7 +14,7 @@ from shared.wire import tokens
 from shared.wire.executor import BatchResult, LaneLogprobs, Work, batch_plan, samples_of
 from shared.wire.facts import ExecutorLimits
 from shared.wire.sampling import Sampling
-from tests.fakes.plans import admit
+from tests.fakes.plans import admit, run_plan
 
 LIMITS = ExecutorLimits(num_blocks=64, block_size=4, num_lanes=8, max_step_tokens=4096)
 PROMPT = list(b"Once upon a time")
@@ -32,7 +32,7 @@ def generate(
         known = len(PROMPT) + len(said)
         count = min(chunk, known - position)
         work = Work(0, position, count, position + count == known)
-        answer = stepper.step(batch_plan(1, step, step - 1, admits=admits, work=[work]))
+        answer = run_plan(stepper, batch_plan(1, step, step - 1, admits=admits, work=[work]))
         assert isinstance(answer, BatchResult), answer
         said += [sample.token for sample in samples_of(answer)]
         told += answer.logprobs

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from services.executor.backend import StepOutput
-from services.executor.lanes import Lanes, LaneView, PlanError
+from services.executor.lanes import Lanes, LaneView
+from services.executor.refusals import PlanError
 from shared.wire.executor import Admit, Append, BatchPlan, LaneFailure, Work, batch_plan
 from shared.wire.facts import ExecutorLimits, ModelFacts
 from shared.wire.sampling import Sampling
@@ -44,7 +45,7 @@ def plan(
 def step(lanes: Lanes, the_plan: BatchPlan, *sampled: int) -> None:
     lanes.apply(the_plan)
     batch, _ = lanes.batch(the_plan)
-    lanes.commit(batch, StepOutput(list(sampled)))
+    lanes.commit(lanes.launch(batch), StepOutput(list(sampled)))
 
 
 def with_one_lane(num_tokens: int = 6, blocks: Sequence[int] = (5, 2)) -> Lanes:
@@ -173,7 +174,7 @@ def test_a_lane_whose_sample_failed_is_left_out_until_it_is_retired() -> None:
     lanes = new_lanes()
     first = plan(admits=[admit(0, [1, 2], [0]), admit(1, [3, 4], [1])], work=[(0, 0, 2, True), (1, 0, 2, True)])
     lanes.apply(first)
-    lanes.commit(lanes.batch(first)[0], StepOutput([0, 50], failures={0: "NaN"}))
+    lanes.commit(lanes.launch(lanes.batch(first)[0]), StepOutput([0, 50], failures={0: "NaN"}))
     batch, failures = lanes.batch(plan(work=[(0, 2, 1, True), (1, 2, 1, True)]))
     assert batch.lanes == [1]
     assert batch.token_ids.tolist() == [50]
@@ -278,7 +279,7 @@ def told_of(lanes: Lanes, the_plan: BatchPlan, *sampled: int) -> list[tuple[int,
     lanes.apply(the_plan)
     batch, _ = lanes.batch(the_plan)
     told = [(row.row, row.num_logprobs, row.start, row.tokens.tolist()) for row in batch.prompts]
-    lanes.commit(batch, StepOutput(list(sampled)))
+    lanes.commit(lanes.launch(batch), StepOutput(list(sampled)))
     return told
 
 

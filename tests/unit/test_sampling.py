@@ -20,7 +20,7 @@ def a_row(params: Sampling, position: int = 10, num_prompt: int = 10) -> SampleR
 
 
 def chosen(logits: torch.Tensor, *rows: SampleRow) -> list[int]:
-    output = sampling.sample(logits.clone(), rows)
+    output = sampling.sample(logits.clone(), rows).read()
     assert output.failures == {}
     return output.tokens
 
@@ -139,18 +139,18 @@ def test_logits_that_are_not_finite_fail_their_row_alone() -> None:
     logits[1, 3] = float("nan")
     logits[2, :] = float("-inf")
     logits[4, 9] = float("inf")
-    output = sampling.sample(logits.clone(), rows)
+    output = sampling.sample(logits.clone(), rows).read()
     assert output.failures.keys() == {1, 2, 4}
     assert [output.tokens[i] for i in (0, 3, 5)] == [whole[i] for i in (0, 3, 5)]
 
 
 def test_everything_masked_is_a_failure_of_that_row() -> None:
     params = Sampling(min_tokens=1, stop_token_ids=columns.pack(range(VOCAB_SIZE)))
-    assert sampling.sample(random_logits(2), [a_row(params), a_row(Sampling())]).failures.keys() == {0}
+    assert sampling.sample(random_logits(2), [a_row(params), a_row(Sampling())]).read().failures.keys() == {0}
 
 
 def test_no_samples_is_no_work() -> None:
-    assert sampling.sample(torch.empty(0, VOCAB_SIZE), []).tokens == []
+    assert sampling.sample(torch.empty(0, VOCAB_SIZE), []).read().tokens == []
 
 
 def test_sample_18_a_row_never_depends_on_its_neighbours() -> None:
@@ -171,7 +171,7 @@ def test_sample_18_a_row_never_depends_on_its_neighbours() -> None:
 
 def told(logits: torch.Tensor, rows: list[SampleRow]) -> list[tuple[int, bytes | None]]:
     """Each row's token and record."""
-    output = sampling.sample(logits.clone(), rows)
+    output = sampling.sample(logits.clone(), rows).read()
     assert output.failures == {}
     return [(token, output.logprobs.get(i)) for i, token in enumerate(output.tokens)]
 
@@ -209,7 +209,7 @@ def test_sample_21_logprobs_are_finite_and_of_the_raw_distribution(num_logprobs:
         a_row(Sampling(temperature=1.0, top_k=1, num_logprobs=num_logprobs, **bias)),
         a_row(Sampling(temperature=1.0, top_p=1e-6, repetition_penalty=5.0, num_logprobs=num_logprobs)),
     ]
-    output = sampling.sample(logits.clone(), rows)
+    output = sampling.sample(logits.clone(), rows).read()
     assert output.tokens[0] == second
     for i, token in enumerate(output.tokens):
         expected = torch.log_softmax(logits[i].double(), 0)
@@ -222,9 +222,9 @@ def test_sample_21_logprobs_are_finite_and_of_the_raw_distribution(num_logprobs:
 def test_a_failed_row_tells_nothing_and_its_neighbour_all() -> None:
     logits = random_logits(2)
     rows = [a_row(Sampling(num_logprobs=1))] * 2
-    alone = sampling.sample(logits[1:].clone(), rows[1:]).logprobs[0]
+    alone = sampling.sample(logits[1:].clone(), rows[1:]).read().logprobs[0]
     logits[0, 5] = float("nan")
-    output = sampling.sample(logits.clone(), rows)
+    output = sampling.sample(logits.clone(), rows).read()
     assert output.failures.keys() == {0}
     assert output.logprobs == {1: alone}
 
@@ -244,10 +244,10 @@ def test_a_mask_touches_its_row_alone(monkeypatch: pytest.MonkeyPatch, on_device
         monkeypatch.setattr(sampling, "_forbid", sampling._forbid_on_device)
     logits = random_logits(40)
     plain = [a_row(Sampling(temperature=0.7, num_logprobs=2, seed=i)) for i in range(40)]
-    alone = sampling.sample(logits.clone(), plain)
+    alone = sampling.sample(logits.clone(), plain).read()
     rows = [a_row(CONSTRAINED) if i % 3 == 0 else row for i, row in enumerate(plain)]
     allowed = {i: a_mask(i, i + 100, i + 200) for i in range(0, 40, 3)}
-    output = sampling.sample(logits.clone(), rows, masks=Masks(allowed))
+    output = sampling.sample(logits.clone(), rows, masks=Masks(allowed)).read()
     for i in range(40):
         if i % 3:
             assert (output.tokens[i], output.logprobs[i]) == (alone.tokens[i], alone.logprobs[i])
@@ -267,7 +267,7 @@ def test_a_mask_comes_after_penalties_and_where_only_an_end_fits_it_comes() -> N
     )
     rows = [a_row(held_back)] * 3
     masks = Masks({0: a_mask(5, 6, 7), 1: a_mask(5), 2: a_mask(5)}, ended={1})
-    output = sampling.sample(random_logits(3), rows, masks=masks)
+    output = sampling.sample(random_logits(3), rows, masks=masks).read()
     assert output.tokens[:2] == [7, 5]
     assert list(output.failures) == [2]
     assert "constraint" in output.failures[2]
@@ -275,6 +275,6 @@ def test_a_mask_comes_after_penalties_and_where_only_an_end_fits_it_comes() -> N
 
 def test_rows_without_a_mask_yet_have_no_token() -> None:
     rows = [a_row(CONSTRAINED)] * 3
-    output = sampling.sample(random_logits(3), rows, masks=Masks({0: a_mask(3)}, failures={1: "no"}, late={2}))
+    output = sampling.sample(random_logits(3), rows, masks=Masks({0: a_mask(3)}, failures={1: "no"}, late={2})).read()
     assert (output.tokens[0], output.failures, output.late) == (3, {1: "no"}, {2})
     assert list(output.logprobs) == [0]

@@ -142,7 +142,7 @@ class Bench:
 
     def _run(self, batch: StepBatch) -> float:
         began = time.perf_counter()
-        self._backend.run(batch)
+        self._backend.launch(batch).read()
         return time.perf_counter() - began
 
     def _counted(self, batch: StepBatch, parts: list[dict[str, float]]) -> float:
@@ -150,7 +150,7 @@ class Bench:
         self._kernels.reset()
         self._kernels.counting = True
         began = time.perf_counter_ns()
-        self._backend.run(batch)
+        self._backend.launch(batch).read()
         ended = time.perf_counter_ns()
         self._kernels.counting = False
         found = {name: ns / 1e6 for name, ns in self._kernels.ns.items()}

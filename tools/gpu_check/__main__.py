@@ -1,12 +1,14 @@
-"""``python -m tools.gpu_check``: correctness, invariance and speed of the Triton kernels, as a table each.
+"""``python -m tools.gpu_check``: correctness, invariance, overlap of steps and speed on a CUDA device, as a table each.
 
 Exits with 1 when a check failed. ``--quick`` leaves out the larger model and the speeds.
 """
 
 import argparse
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -26,7 +28,7 @@ def main() -> int:
     device = torch.device("cuda")
     print(f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}")
     with torch.inference_mode():
-        parts: list[Callable[[torch.device, bool], int]] = [_correctness, _invariance, _captured]
+        parts: list[Callable[[torch.device, bool], int]] = [_correctness, _invariance, _captured, _overlap]
         failed = sum(_timed(part, device, quick) for part in parts)
         if not quick:
             _timed(_speed, device, quick)
@@ -92,6 +94,23 @@ def _captured(device: torch.device, quick: bool) -> int:
             f"{'FAIL' if found.moved else 'ok  '} {dtype!s:15} {found.moved} of {found.rows} rows moved  {found.what}"
         )
         failed += found.moved > 0
+    return failed
+
+
+def _overlap(device: torch.device, quick: bool) -> int:
+    from services.executor.backends.torch_backend import TorchBackend
+    from services.executor.options import ExecutorOptions
+    from tools.gpu_check import overlap, worlds
+
+    failed = 0
+    with tempfile.TemporaryDirectory() as name:
+        overlap.save_model(Path(name), worlds.SHAPES[0], 4 if quick else 30, 1024)
+        for dtype in ("float32", "bfloat16"):
+            options = ExecutorOptions(model=name, device="cuda", dtype=dtype, num_blocks=4096, max_lanes=64)
+            backend = TorchBackend(options, print)
+            backend.warm_up()
+            for num_lanes in (1, 8, 64):
+                failed += overlap.compare(backend, num_lanes, 100, _told)
     return failed
 
 

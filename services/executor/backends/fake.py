@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from services.executor.backend import StepOutput
+from services.executor.backend import Done, StepOutput
 from services.executor.backends import fake_faults, fake_ranking
 from services.executor.backends.fake_constrained import constrained_choice
 from services.executor.backends.fake_faults import Faults, Striker
@@ -78,6 +78,10 @@ class FakeBackend:
     def taken(self, blocks: Sequence[int]) -> None:
         """Poison the slots: whoever reads them before writing them is caught."""
         self._kv[blocks] = POISON
+
+    def launch(self, batch: StepBatch) -> Done:
+        """See ``Backend``."""
+        return Done(self.run(batch))
 
     def run(self, batch: StepBatch) -> StepOutput:
         """Store the step's tokens, read every sampled context back, hash it into the next token."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from services.executor import logprobs, memory, numerics, sampling
 from services.executor.backend import Backend, StepError, StepOutput
@@ -83,6 +84,8 @@ class TorchBackend:
         ]
         self.batch_dependent = self._model.batch_dependent + _plain(kernels)
         self._choose = _choose_with(kernels)
+        self._chosen: Tensor | None = None
+        """By the step launched last, where the logits are: the next one may be fed with it."""
         self._constraints = Constraints(self.facts, partial(read_vocabulary, self.facts, folder))
         self._graphs = _decode_graphs(self._model, kernels, self._caches, options, context_len)
         self.limits = ExecutorLimits(num_blocks, options.block_size, options.max_lanes, options.max_step_tokens)
@@ -92,17 +95,15 @@ class TorchBackend:
         on_progress(f"loaded {self.facts.model} in {time.monotonic() - started:.1f} s")
 
     def warm_up(self) -> None:
-        """One small prefill and one decode: libraries load and choose their code, memory is touched."""
-        for num_tokens in (min(self.limits.block_size, self.limits.max_step_tokens), 1):
-            self.run(_warm_up_batch(num_tokens))
+        """One small prefill and one decode, captured steps before them: libraries load, memory is touched."""
         if self._graphs is not None:
             with torch.inference_mode():
                 self._graphs.capture()
+        for num_tokens in (min(self.limits.block_size, self.limits.max_step_tokens), 1):
+            self.launch(_warm_up_batch(num_tokens)).read()
 
-    def run(self, batch: StepBatch) -> StepOutput:
-        """Compute one step. Raises StepError, not fatal, when memory does not suffice."""
-        if not len(batch.token_ids):
-            return StepOutput([])
+    def launch(self, batch: StepBatch) -> "LaunchedStep":
+        """See ``Backend``. Raises StepError, not fatal, when memory does not suffice."""
         try:
             with torch.inference_mode():
                 states = self._states(batch)
@@ -110,19 +111,20 @@ class TorchBackend:
                 logits = self._model.logits(states, last)
                 # On a device the masks are made while it computes: nothing before this has waited for it.
                 masks = self._constraints.masks(batch.samples)
-                output = sampling.sample(logits, batch.samples, self._choose, masks)
-                output.prompt_logprobs = [self._prompt_logprobs(states, batch, prompt) for prompt in batch.prompts]
-                return output
+                sampled = sampling.sample(logits, batch.samples, self._choose, masks)
+                told = [self._prompt_logprobs(states, batch, prompt) for prompt in batch.prompts]
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise StepError(f"out of memory in a step of {len(batch.token_ids)} tokens") from error
         except RuntimeError as error:
             if "allocate memory" not in str(error):  # how torch's CPU allocator fails
                 raise
             raise StepError(f"out of memory in a step of {len(batch.token_ids)} tokens") from error
+        self._chosen = sampled.tokens
+        return LaunchedStep(sampled, told)
 
     def _states(self, batch: StepBatch) -> States:
-        captured = self._graphs.states(batch) if self._graphs is not None else None
-        return captured or self._model.states(batch, self._caches, self.limits.block_size)
+        captured = self._graphs.states(batch, self._chosen) if self._graphs is not None else None
+        return captured or self._model.states(batch, self._caches, self.limits.block_size, self._chosen)
 
     def _prompt_logprobs(self, states: States, batch: StepBatch, prompt: PromptRow) -> bytes:
         """Records of a row's prompt tokens, a few at a time: their logits never take more than that many rows."""
@@ -146,6 +148,29 @@ class TorchBackend:
 
     def taken(self, blocks: Sequence[int]) -> None:
         """Nothing to do: a block is written before it is read."""
+
+
+class LaunchedStep:
+    """See ``backend.Launched``. On a CPU it is done."""
+
+    def __init__(self, sampled: sampling.Sampled, prompt_logprobs: list[bytes]) -> None:
+        self._sampled, self._prompt_logprobs = sampled, prompt_logprobs
+
+    @property
+    def done(self) -> bool:
+        return self._sampled.arriving.done
+
+    def wait(self) -> None:
+        self._sampled.arriving.wait()
+
+    def read(self) -> StepOutput:
+        """Raises StepError, fatal: a device that fails in the middle of a step computes nothing any more."""
+        try:
+            output = self._sampled.read()
+        except RuntimeError as error:
+            raise StepError(f"the device failed: {error}", fatal=True) from error
+        output.prompt_logprobs = self._prompt_logprobs
+        return output
 
 
 def load(options: ExecutorOptions, on_progress: Callable[[str], None]) -> Backend:

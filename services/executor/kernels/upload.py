@@ -1,6 +1,7 @@
-"""A step's columns of integers on their way to the device: one copy, from pinned memory, that nobody waits for.
+"""A step's columns of numbers on their way to the device: one copy, from pinned memory, that nobody waits for.
 
-Called by the model and the kernels. ``torch.as_tensor`` would stop the host until the device has done all it was given.
+Called by the model, the kernels and sampling. ``torch.as_tensor`` would stop the host until the device has done all it
+was given.
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from torch import Tensor
 _ALIGNMENT = 16
 """Bytes; kernels are compiled for pointers that are at least this aligned."""
 _DTYPES = {
+    np.dtype(np.uint8): torch.uint8,
     np.dtype(np.int32): torch.int32,
     np.dtype(np.int64): torch.int64,
     np.dtype(np.float32): torch.float32,
@@ -22,7 +24,7 @@ _DTYPES = {
 
 
 def upload(columns: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
-    """Each of ``columns`` as a tensor on ``device``, of the same shape and dtype (int32, int64, float32, float64).
+    """Each of ``columns`` as a tensor on ``device``, of the same shape and dtype, which is one of ``_DTYPES``.
 
     The pinned memory comes from torch's cache, which gives it out again only once the copy has been made.
     """

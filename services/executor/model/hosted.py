@@ -20,6 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from services.executor.batch import StepBatch
 from services.executor.kernels.choice import padded_head_dim
+from services.executor.kernels.feed import feed
 from services.executor.kernels.interface import Kernels, LayerCache
 from services.executor.kernels.upload import upload
 from services.executor.model import hosted_rows
@@ -60,12 +61,15 @@ class HostedModel:
         """What the layers gave last, and whether it is to be given again."""
         self._found: Tensor | None = None
 
-    def states(self, batch: StepBatch, caches: list[LayerCache], block_size: int) -> States:
+    def states(
+        self, batch: StepBatch, caches: list[LayerCache], block_size: int, before: Tensor | None = None
+    ) -> States:
         """See ``paged.PagedModel``. What is told here is after the last norm."""
         self._step.attention = self._kernels.step(batch, block_size)
         self._step.caches = caches
         self._rows.start(len(batch.token_ids))
         token_ids, positions = upload([batch.token_ids, batch.positions], self._device)
+        feed(token_ids, batch, before)
         with one_thread(self._rows):
             self._output = self._layers(
                 input_ids=self._rows.padded(token_ids.long())[None],

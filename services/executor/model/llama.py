@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.executor.batch import StepBatch
+from services.executor.kernels.feed import feed
 from services.executor.kernels.interface import (
     DecoderLayer,
     DecoderShape,
@@ -56,9 +57,12 @@ class Llama:
         states = self.states(batch, caches, block_size)
         return self.logits(states, batch.query_starts[[sample.row + 1 for sample in batch.samples]] - 1)
 
-    def states(self, batch: StepBatch, caches: list[LayerCache], block_size: int) -> States:
+    def states(
+        self, batch: StepBatch, caches: list[LayerCache], block_size: int, before: Tensor | None = None
+    ) -> States:
         """Compute the step's tokens, writing their KV; returns what they are before the last norm."""
         (token_ids,) = upload([batch.token_ids], self._device)
+        feed(token_ids, batch, before)
         return self.through(token_ids, self._kernels.step(batch, block_size), caches)
 
     def through(self, token_ids: Tensor, attention: StepAttention, caches: list[LayerCache]) -> States:

@@ -32,8 +32,10 @@ class PagedModel(Protocol):
     batch_dependent: list[str]
     """Parts of the model whose bits may move with what else is in a step; none in most."""
 
-    def states(self, batch: StepBatch, caches: list[LayerCache], block_size: int) -> States:
-        """Compute the step's tokens, writing their KV."""
+    def states(
+        self, batch: StepBatch, caches: list[LayerCache], block_size: int, before: Tensor | None = None
+    ) -> States:
+        """Compute the step's tokens, writing their KV; ``before`` are those to feed from (see ``kernels.feed``)."""
         ...
 
     def logits(self, states: States, tokens: NDArray[np.integer[Any]]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Choosing tokens on the device: one program a row, so that no logits travel and the host waits once, for the tokens.
+"""Choosing tokens on the device: one program a row, so that no logits travel and the next step can take them there.
 
 Called by ``sampling`` through the torch backend. The definitions are ``sampling``'s: weights are exp((logit - best) /
 temperature), filters are floors on the weight of a row, and the token is the inverse of the cumulative distribution at
@@ -103,16 +103,15 @@ def draw_kernel(
     tl.store(out + program, tl.where(chosen < vocab_size, chosen, last).to(tl.int64))
 
 
-def choose(logits: Tensor, drawing: Sequence[tuple[int, SampleRow]]) -> list[int]:
-    """See ``sampling.Choose``. Waits for the device once."""
+def choose(logits: Tensor, drawing: Sequence[tuple[int, SampleRow]]) -> Tensor:
+    """See ``sampling.Choose``. Waits for nothing."""
     best, chosen = logits.max(dim=-1)  # a NaN anywhere in a row makes its maximum NaN
     if drawing:
         rows, *parameters = upload(_parameters(drawing), logits.device)
         drawn = torch.empty_like(rows)
         draw_kernel[(len(rows),)](logits, best, rows, *parameters, drawn, logits.shape[1], TILE=_TILE, num_warps=8)
         chosen.index_copy_(0, rows, drawn)
-    tokens: list[int] = torch.where(torch.isfinite(best), chosen, -1).tolist()
-    return tokens
+    return torch.where(torch.isfinite(best), chosen, -1)
 
 
 def _parameters(drawing: Sequence[tuple[int, SampleRow]]) -> list[NDArray[Any]]:
