@@ -119,7 +119,7 @@ class ModelExecutor:
         self.running.clear()
         self.answers.clear()
         self.oracle = PlanOracle(self.limits)
-        self.hangs = False
+        self.hangs = self.wants_to_leave = self.is_draining = False
 
 
 @dataclass

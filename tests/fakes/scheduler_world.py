@@ -118,6 +118,14 @@ class World:
         self.accidents += 1
         self.happen(ExecutorLeft(executor_id, "killed"))
 
+    def say_hello_again(self, executor_id: str) -> None:
+        """It has lost all it held and does not bother to take another name."""
+        self.mishaps += 1
+        self.accidents += 1
+        executor = self.executors[executor_id]
+        executor.restart()
+        self.happen(ExecutorJoined(executor.id, executor.hello))
+
     def drain_executor(self, executor_id: str, within_ms: int) -> None:
         """It asks to leave; it does leave when the scheduler says so."""
         self.executors[executor_id].wants_to_leave = True
@@ -439,8 +447,8 @@ def _remembered(core: Executor, request: Request) -> list[int]:
 def _copied(search: Search) -> Search:
     """What was found so far, apart; after every event, so no ``deepcopy``."""
     copied = Search(search.namespace, search.column)
-    for executor_id, match in search._matches.items():
-        copied._matches[executor_id] = other = Match()
+    for number, match in search._matches.items():
+        copied._matches[number] = other = Match()
         other.blocks, other.stamps = list(match.blocks), list(match.stamps)
     return copied
 

@@ -150,6 +150,12 @@ def kill_executor(world: World, chooser: Chooser) -> None:
         world.kill_executor(executor)
 
 
+def say_hello_again(world: World, chooser: Chooser) -> None:
+    executor = _executor(world, chooser)
+    if executor is not None:
+        world.say_hello_again(executor)
+
+
 def drain_executor(world: World, chooser: Chooser) -> None:
     executor = _executor(world, chooser)
     if executor is not None:
@@ -195,7 +201,7 @@ def pass_time(world: World, chooser: Chooser) -> None:
 Happening = Callable[[World, Chooser], None]
 _WEIGHTS: list[tuple[Happening, int]] = [
     (nothing, 1),
-    (run_step, 130),
+    (run_step, 129),
     (submit, 50),
     (pass_time, 20),
     (cancel, 12),
@@ -206,6 +212,7 @@ _WEIGHTS: list[tuple[Happening, int]] = [
     (spoil_next_sample, 3),
     (drain_executor, 3),
     (kill_executor, 2),
+    (say_hello_again, 1),
     (submit_again, 2),
     (hang_executor, 1),
     (lie, 1),

@@ -142,6 +142,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.world.kill_executor(self._executor(which))
 
     @precondition(has_executor)
+    @rule(which=index)
+    def say_hello_again(self, which):
+        self.world.say_hello_again(self._executor(which))
+
+    @precondition(has_executor)
     @rule(which=index, within_ms=st.sampled_from([0, 30, 400]))
     def drain_executor(self, which, within_ms):
         self.world.drain_executor(self._executor(which), within_ms)

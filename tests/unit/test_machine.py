@@ -230,8 +230,7 @@ def test_an_executor_that_says_hello_again_starts_empty():
     (executor,) = world.executors.values()
     stream = world.submit(gateway, [1] * 20, 5)
     world.run_step(executor.id)
-    executor.restart()
-    world.happen(ExecutorJoined(executor.id, executor.hello))
+    world.say_hello_again(executor.id)
     world.drain()
     assert stream.end == "length"
 

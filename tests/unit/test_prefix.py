@@ -15,7 +15,6 @@ class Bench:
     """A pool with its cache, and tables in it."""
 
     def __init__(self, num_blocks: int = 8, executor_id: str = "e", directory: Directory | None = None) -> None:
-        self.id = executor_id
         self.directory = directory or Directory()
         self.prefixes = Prefixes(num_blocks, SIZE, executor_id, self.directory)
         self.pool = BlockPool(num_blocks, self.prefixes)
@@ -31,7 +30,7 @@ class Bench:
         return table
 
     def match(self, token_ids: list[int], namespace: Namespace = ME) -> list[int]:
-        return list(Search(namespace, tokens.pack(token_ids)).blocks_on(self.id, self.prefixes))
+        return list(Search(namespace, tokens.pack(token_ids)).blocks_in(self.prefixes))
 
 
 def ids(num_tokens: int, first: int = 0) -> list[int]:
@@ -136,14 +135,14 @@ def test_cache_30_what_was_found_is_held_before_anybody_takes_a_block():
 def test_a_search_is_brought_up_to_date_and_not_begun_again():
     bench = Bench(num_blocks=6)
     search = Search(ME, tokens.pack(ids(13)))
-    assert search.blocks_on("e", bench.prefixes) == []
+    assert search.blocks_in(bench.prefixes) == []
     table = bench.table(ids(8))
-    assert search.blocks_on("e", bench.prefixes) == table
+    assert search.blocks_in(bench.prefixes) == table
     bench.pool.give_back(table)
     bench.pool.take(5)
-    assert search.blocks_on("e", bench.prefixes) == table[:1]
+    assert search.blocks_in(bench.prefixes) == table[:1]
     bench.pool.take(1)
-    assert search.blocks_on("e", bench.prefixes) == []
+    assert search.blocks_in(bench.prefixes) == []
 
 
 def test_a_block_that_has_become_another_chain_is_not_what_was_found():
@@ -151,13 +150,26 @@ def test_a_block_that_has_become_another_chain_is_not_what_was_found():
     bench = Bench(num_blocks=2)
     search = Search(ME, tokens.pack(ids(9)))
     table = bench.table(ids(8))
-    assert search.blocks_on("e", bench.prefixes) == table
+    assert search.blocks_in(bench.prefixes) == table
     bench.pool.give_back(table)
     assert bench.pool.take(2) == [table[1], table[0]]
     bench.pool.give_back(table)
     again = bench.table([*ids(4, 70), *ids(4, 4)])
     assert again == table
-    assert search.blocks_on("e", bench.prefixes) == []
+    assert search.blocks_in(bench.prefixes) == []
+
+
+def test_what_was_found_before_an_executor_said_hello_again_is_not_found_after():
+    """Stamps begin anew with the cache, and the pool may be smaller."""
+    before = Bench(num_blocks=8)
+    search = Search(ME, tokens.pack(ids(9)))
+    table = before.table(ids(8))
+    assert search.blocks_in(before.prefixes) == table
+    before.prefixes.forget_all()
+    after = Bench(num_blocks=2, directory=before.directory)
+    assert search.blocks_in(after.prefixes) == []
+    after.table(ids(8, 50))
+    assert search.blocks_in(after.prefixes) == []
 
 
 def test_the_directory_knows_who_published_the_longest_chain_last():

@@ -25,10 +25,16 @@ def next_chain(before: int, block: bytes) -> int:
 class Directory:
     """Chains of all executors, by block size, because chains of other blocks are other chains."""
 
-    __slots__ = ("_owners",)
+    __slots__ = ("_num_caches", "_owners")
 
     def __init__(self) -> None:
         self._owners: dict[int, dict[int, str]] = {}
+        self._num_caches = 0
+
+    def cache_number(self) -> int:
+        """Tells a new cache from all before, those of an executor of the same name too: it may say hello again."""
+        self._num_caches += 1
+        return self._num_caches
 
     def publish(self, block_size: int, chain: int, executor_id: str) -> None:
         """An executor holds the chain now."""

@@ -225,7 +225,7 @@ class Executor:
         prefixes = self.pool.prefixes
         if prefixes is None or (request.submit.sampling.prompt_logprobs and not request.num_output):
             return []
-        return request.look_up().blocks_on(self.id, prefixes)
+        return request.look_up().blocks_in(prefixes)
 
     def need(self, request: Request, num_tokens: int) -> int:
         """Available blocks that a waiting request takes to hold ``num_tokens``: those it finds in use cost nothing."""

@@ -29,9 +29,11 @@ class Prefixes:
         "_keys",
         "_next_stamp",
         "_stamps",
+        "number",
     )
 
     def __init__(self, num_blocks: int, block_size: int, executor_id: str, directory: Directory) -> None:
+        self.number = directory.cache_number()
         self._executor_id = executor_id
         self._directory = directory
         self._block_size = block_size
@@ -114,7 +116,7 @@ class Prefixes:
 
 
 class Match:
-    """The leading blocks of one waiting request that one executor had when last asked."""
+    """The leading blocks of one waiting request that one cache had when last asked."""
 
     __slots__ = ("blocks", "stamps")
 
@@ -124,7 +126,7 @@ class Match:
 
 
 class Search:
-    """What one waiting request has found so far, by executor, so that each tick asks only for what has changed."""
+    """What one waiting request has found so far, by cache, so that each tick asks only for what has changed."""
 
     __slots__ = ("_matches", "column", "namespace")
 
@@ -132,12 +134,13 @@ class Search:
         """``column`` holds all of the request's tokens."""
         self.namespace = namespace
         self.column = column
-        self._matches: dict[str, Match] = {}
+        self._matches: dict[int, Match] = {}
+        """By ``Prefixes.number``: stamps mean nothing to another cache."""
 
-    def blocks_on(self, executor_id: str, prefixes: Prefixes) -> list[int]:
+    def blocks_in(self, prefixes: Prefixes) -> list[int]:
         """The longest chain of published blocks that holds the first tokens; read only."""
-        match = self._matches.get(executor_id)
+        match = self._matches.get(prefixes.number)
         if match is None:
-            match = self._matches[executor_id] = Match()
+            match = self._matches[prefixes.number] = Match()
         prefixes.extend(match, self.namespace, self.column)
         return match.blocks
