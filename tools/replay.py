@@ -18,6 +18,7 @@ from services.scheduler.core.events import Event, Submitted
 from services.scheduler.core.machine import Scheduler
 from services.scheduler.core.request import Request
 from services.scheduler.journal_format import Handled, JournalError, Opening, Reader, digest
+from shared.wire import tokens
 from shared.wire.gateway import Tokens
 from tools.occupancy import text
 from tools.occupancy.page import Panel, page
@@ -107,7 +108,7 @@ class Stories:
                 for delta in action.message.items:
                     if delta.request_id in self._ids:
                         end = f", finish {delta.finish}" if delta.finish else ""
-                        self._sent.append(f"  {now_ms} ms: {len(delta.token_ids) // 4} tokens{end}")
+                        self._sent.append(f"  {now_ms} ms: {tokens.count(delta.token_ids)} tokens{end}")
             elif isinstance(action, ToGateway) and getattr(action.message, "request_id", None) in self._ids:
                 self._sent.append(f"  {now_ms} ms: {type(action.message).__name__}")
 
@@ -176,8 +177,8 @@ def _print_summary(file: Path, reader: Reader, replayed: Replayed, recorder: Rec
     table.add_row("preempted, lost", f"{counters.preempted}, {counters.lost}")
     share = recorder.busy.share
     table.add_row("busy share while queueing", "-" if share is None else f"{share:.3f}")
-    left = replayed.scheduler.snapshot()
-    table.add_row("at the end", f"{left['running']} running, {left['waiting']} waiting")
+    left = replayed.scheduler.ledger
+    table.add_row("at the end", f"{left.num_running} running, {left.num_waiting} waiting")
     if reader.opening.redacted:
         table.add_row("tokens are", "redacted")
     if reader.damage:

@@ -115,7 +115,8 @@ class Figures:
     """The core's and the links' figures at one moment."""
 
     counters: Counters
-    snapshot: Mapping[str, Any]
+    state: Mapping[str, Any]
+    """See ``core.debug_state``."""
     gateways: int
     dropped: Mapping[str, Mapping[str, int]]
     """Dropped frames by link, then reason."""
@@ -145,12 +146,12 @@ class CoreCollector(Collector):
 
 
 def _gauges(figures: Figures) -> Iterator[Metric]:
-    executors = figures.snapshot["executors"]
+    executors = figures.state["executors"]
     total = sum(executor["blocks"]["total"] for executor in executors)
     used = sum(executor["blocks"]["used"] for executor in executors)
     for stem, text, value in (
-        ("num_requests_running", "Requests on a lane.", figures.snapshot["running"]),
-        ("num_requests_waiting", "Requests in the queue.", figures.snapshot["waiting"]),
+        ("num_requests_running", "Requests on a lane.", figures.state["running"]),
+        ("num_requests_waiting", "Requests in the queue.", figures.state["waiting"]),
         ("kv_cache_usage_perc", "Share of all blocks that requests hold, 0 to 1.", used / total if total else 0.0),
         ("executors_connected", "Executors with a session.", len(executors)),
         ("gateways_connected", "Gateways with a session.", figures.gateways),

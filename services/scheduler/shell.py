@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import assert_never
 
 from services.scheduler.core import actions, events
+from services.scheduler.core.debug_state import debug_state
 from services.scheduler.core.machine import Scheduler
 from services.scheduler.journal import Journal
 from services.scheduler.lives import Lives, Watcher
@@ -92,7 +93,7 @@ class Shell:
         """What metrics show of this moment. A copy: it may be read in another thread."""
         return Figures(
             counters=copy.deepcopy(self.core.counters),
-            snapshot=self.core.snapshot(),
+            state=debug_state(self.core),
             gateways=len(self.gateways.peers()),
             waiting={
                 "capacity": len(self.core.ledger.queue),
@@ -165,7 +166,7 @@ class _GatewaySide:
             {"id": peer, "pid": pid, "streams": len(core.ledger.requests.get(peer, ()))}
             for peer, pid in self._pids.items()
         ]
-        return json.dumps(core.snapshot() | {"gateways": gateways})
+        return json.dumps(debug_state(core) | {"gateways": gateways})
 
     def heartbeat(self, peer: str, message: Heartbeat) -> None:
         """The Router noted the sign of life; a gateway's heartbeat says nothing else."""

@@ -10,6 +10,7 @@ from services.executor.backend import StepError
 from services.scheduler.core import invariants
 from services.scheduler.core.actions import Action, DropExecutor, RefuseExecutor, ToExecutor, ToGateway
 from services.scheduler.core.admission import fits_ever
+from services.scheduler.core.debug_state import debug_state
 from services.scheduler.core.events import (
     Cancelled,
     Event,
@@ -233,7 +234,7 @@ class World:
             for executor in self.scheduler.executors.values()
             for lane in executor.lanes.values()
         ]
-        return self.scheduler.snapshot(), lanes, [r.rank for r in self.scheduler.ledger.queue.all()]
+        return debug_state(self.scheduler), lanes, [r.rank for r in self.scheduler.ledger.queue.all()]
 
     def pass_time(self, ms: int) -> None:
         self.now_ms += ms
@@ -375,7 +376,7 @@ class World:
                 if not core.lanes and not self._batch_may_fill(core):
                     for request in ledger.queue.all():
                         kept = ledger.preferences.keep_from(request, core, self.now_ms)
-                        assert kept or not fits_ever(request, core), f"needless waiting\n{request.tell()}"
+                        assert kept or not fits_ever(request, core.num_slots), f"needless waiting\n{request.tell()}"
             for request in ledger.queue.all():
                 assert _remembered(core, request) == _findable(core, request), "B7"
 

@@ -16,6 +16,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from services.scheduler.core import events
+from services.scheduler.core.debug_state import debug_state
 from services.scheduler.core.limits import Settings
 from services.scheduler.core.machine import Scheduler
 from services.scheduler.main import LoopReader
@@ -324,4 +325,4 @@ async def test_a_step_that_is_never_answered_costs_the_executor_its_session() ->
         await await_until(lambda: hand.plans, 10, "a plan")
         await await_until(lambda: core.counters.executors_lost == 1, 10, "the loss")
         assert shell.executors.peers() == []
-        assert core.snapshot()["waiting"] == 1
+        assert debug_state(core)["waiting"] == 1

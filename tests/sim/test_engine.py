@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from services.scheduler.core import invariants
+from services.scheduler.core.debug_state import debug_state
 from services.scheduler.core.limits import Settings
 from shared.wire.facts import ExecutorLimits
 from tools.bench.figures import Limits
@@ -71,7 +72,7 @@ def test_every_token_is_delivered_and_nothing_is_left() -> None:
     assert simulation.tally.output_tokens == wanted
     assert row.requests == 200
     invariants.check(simulation.core)
-    state = simulation.core.snapshot()
+    state = debug_state(simulation.core)
     assert (state["waiting"], state["running"]) == (0, 0)
 
 

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from services.scheduler.core.debug_state import debug_state
 from tools.bench.scheduler import CACHED_PROMPT_BLOCKS, EXECUTOR, Bench, measure, run
 
 
@@ -11,7 +12,7 @@ def test_every_tick_is_a_decode_of_everybody() -> None:
     for _ in range(20):
         assert bench.tick() >= 0
         assert all(len(step.samples) == 8 for step in bench.core.executors[EXECUTOR].inflight)
-    state = bench.core.snapshot()
+    state = debug_state(bench.core)
     assert (state["running"], state["waiting"]) == (8, 20)
 
 

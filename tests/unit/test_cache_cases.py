@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from services.scheduler.core.debug_state import debug_state
 from services.scheduler.core.limits import Settings
 from shared.wire import tokens
 from shared.wire.executor import BatchPlan
@@ -80,16 +81,16 @@ def test_without_the_cache_nothing_is_kept():
         world.submit(gateway, prompt(40), 4)
         world.drain()
     assert [admit.num_cached for admit in admits_of(world)] == [0, 0]
-    assert world.scheduler.snapshot()["executors"][0]["blocks"] == {"total": 64, "free": 64, "cached": 0, "used": 0}
+    assert debug_state(world.scheduler)["executors"][0]["blocks"] == {"total": 64, "free": 64, "cached": 0, "used": 0}
 
 
 def test_the_snapshot_tells_cached_from_used_and_free():
     world, gateway, _ = world_of()
     world.submit(gateway, prompt(40), 1)
-    blocks = world.scheduler.snapshot()["executors"][0]["blocks"]
+    blocks = debug_state(world.scheduler)["executors"][0]["blocks"]
     assert blocks == {"total": 64, "free": 61, "cached": 0, "used": 3}
     world.drain()
-    blocks = world.scheduler.snapshot()["executors"][0]["blocks"]
+    blocks = debug_state(world.scheduler)["executors"][0]["blocks"]
     assert blocks == {"total": 64, "free": 62, "cached": 2, "used": 0}
 
 
@@ -119,7 +120,7 @@ def test_cache_30_a_found_block_is_never_handed_to_another():
     world, gateway, executor = world_of(num_blocks=8, max_inflight=1, num_lanes=8)
     world.submit(gateway, prompt(17), 1)
     world.drain()
-    assert world.scheduler.snapshot()["executors"][0]["blocks"]["cached"] == 1
+    assert debug_state(world.scheduler)["executors"][0]["blocks"]["cached"] == 1
     world.submit(gateway, prompt(10, 900), 50)
     b = world.submit(gateway, prompt(85, 500), 10)
     a = world.submit(gateway, prompt(20), 10)
@@ -165,7 +166,7 @@ def test_cache_32_after_many_requests_the_books_add_up(num_requests):
             world.cancel(gateway, chance.choice(live))
         if number % 50 == 0:
             world.drain()
-            blocks = world.scheduler.snapshot()["executors"][0]["blocks"]
+            blocks = debug_state(world.scheduler)["executors"][0]["blocks"]
             assert blocks["free"] + blocks["cached"] == blocks["total"]
     world.drain()
     assert world.scheduler.counters.preempted > 0

@@ -5,6 +5,7 @@ import pytest
 
 from services.scheduler.core import invariants
 from services.scheduler.core.actions import DropExecutor, RefuseExecutor, ToGateway
+from services.scheduler.core.debug_state import debug_state
 from services.scheduler.core.events import Cancelled, ExecutorJoined, ExecutorLeft, Submitted
 from services.scheduler.core.limits import Settings
 from shared.wire.facts import ExecutorLimits, ModelFacts
@@ -208,8 +209,8 @@ def test_losing_a_gateway_frees_its_requests_and_tells_nobody():
     world.run_step(next(iter(world.executors)))
     world.leave_gateway(gateway)
     assert not sent(world.actions[-1], Tokens)
-    assert world.scheduler.snapshot()["running"] == 1
-    assert world.scheduler.snapshot()["waiting"] == 0
+    assert debug_state(world.scheduler)["running"] == 1
+    assert debug_state(world.scheduler)["waiting"] == 0
     world.drain()
     assert kept.end == "length"
 
@@ -217,11 +218,11 @@ def test_losing_a_gateway_frees_its_requests_and_tells_nobody():
 def test_what_strangers_say_is_counted_and_ignored():
     world, gateway = world_of()
     stream = world.submit(gateway, [1], 1)
-    before = world.scheduler.snapshot()
+    before = debug_state(world.scheduler)
     assert world.happen(Submitted("gateway-nobody", stream.submit)) == []
     assert world.happen(Cancelled("gateway-nobody", "r")) == []
     assert world.happen(ExecutorLeft("executor-nobody", "")) == []
-    assert world.scheduler.snapshot() == before
+    assert debug_state(world.scheduler) == before
     assert world.scheduler.counters.stale == {"gateway": 2, "executor": 1}
 
 
@@ -246,12 +247,12 @@ def test_deltas_of_one_step_come_in_one_message_a_gateway():
     assert [len(message.items) for message in sent(world.actions[-1], Tokens)] == [2, 2]
 
 
-def test_the_snapshot_has_the_documented_shape():
+def test_the_debug_state_has_the_documented_shape():
     world, gateway = world_of()
     world.submit(gateway, [1] * 20, 5)
     (executor,) = world.executors
     world.run_step(executor)
-    assert world.scheduler.snapshot() == {
+    assert debug_state(world.scheduler) == {
         "waiting": 0,
         "running": 1,
         "preempted": 0,

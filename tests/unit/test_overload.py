@@ -199,3 +199,14 @@ def test_a_pause_of_the_machine_turns_nobody_away_afterwards():
     clock.step()
     clock.executor.run_us = run_us
     assert [clock.submit(10, 5).end for _ in range(3)] == [""] * 3
+
+
+def test_a_model_that_takes_most_of_a_step_to_read_has_the_budget_that_plans_have():
+    """80 ms a step and a tenth of one a row: the budget of 100 ms is 160, and so a step holds all rows it may."""
+    clock = Clock()
+    cost = clock.world.scheduler.executors[clock.executor.id].cost
+    cost.base_us, cost.row_us, cost.num_steps = 80_000.0, 100.0, 32
+    request = Request("g", Submit("r", tokens.pack([1] * 2000), Sampling(), 5), 0)
+    forecast = overload.predict(request, clock.world.scheduler.ledger)
+    assert forecast is not None
+    assert forecast.alone_ms == pytest.approx(2000 / 512 * (80 + 51.2))

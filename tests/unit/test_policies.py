@@ -4,6 +4,7 @@ from typing import get_args
 
 import pytest
 
+from services.scheduler.core.debug_state import debug_state
 from services.scheduler.core.limits import Policy, Settings
 from shared.wire import tokens
 from shared.wire.executor import BatchPlan, work_of
@@ -194,6 +195,6 @@ def test_a_cancelled_member_of_a_static_batch_leaves_a_dead_lane():
     world.cancel(gateway, streams[0].submit.request_id)
     world.run_step(executor.id)
     assert len(counts(executor)) == 3
-    snapshot = world.scheduler.snapshot()["executors"][0]
-    assert snapshot["lanes"] == {"total": 8, "used": 3, "dead": 1}
+    state = debug_state(world.scheduler)["executors"][0]
+    assert state["lanes"] == {"total": 8, "used": 3, "dead": 1}
     world.drain()

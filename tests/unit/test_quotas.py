@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.scheduler.core.limits import Settings
-from services.scheduler.core.quotas import MINUTE_MS, Bucket
+from services.scheduler.core.quotas import MINUTE_MS, Bucket, Quota
 from shared.wire.facts import ExecutorLimits, ModelFacts
 from shared.wire.gateway import Rejected, TenantLimits
 from tests.fakes.scheduler_world import World
@@ -140,3 +140,21 @@ def test_tenants_whose_quota_is_whole_again_are_forgotten():
         limited.world.drain()
         limited.world.now_ms += 1_000
     assert len(limited.world.scheduler.ledger.quotas.by_tenant) == 1
+
+
+def test_a_new_tenant_costs_the_same_however_many_there_are(monkeypatch):
+    looked_at = []
+    is_unused = Quota.is_unused
+    monkeypatch.setattr(Quota, "is_unused", lambda quota, now_ms: looked_at.append(quota) or is_unused(quota, now_ms))
+    limited = Limited(TenantLimits(requests_per_minute=60))
+    for number in range(100):
+        limited.submit(tenant=f"tenant-{number}", max_tokens=1)
+    assert len(limited.world.scheduler.ledger.quotas.by_tenant) == 100
+    assert len(looked_at) <= 2 * 100
+    limited.world.drain()
+    limited.world.now_ms += 1_000
+    for number in range(100):
+        limited.submit(tenant=f"other-{number}", max_tokens=1)
+        limited.world.drain()
+        limited.world.now_ms += 1_000
+    assert len(limited.world.scheduler.ledger.quotas.by_tenant) <= 2, "all that are whole again have been looked at"

@@ -99,8 +99,8 @@ def _executor(total: int, used: int) -> dict[str, object]:
 
 def test_the_cores_figures_are_read_at_each_scrape(registry: CollectorRegistry) -> None:
     counters = Counters(preempted=2, rejected={"queue_full": 3}, ended={"stop": 4})
-    snapshot = {"running": 5, "waiting": 6, "executors": [_executor(30, 10), _executor(10, 10)]}
-    registry.register(CoreCollector(lambda: Figures(counters, snapshot, 2, {"gateways": {"bad_session": 7}})))
+    state = {"running": 5, "waiting": 6, "executors": [_executor(30, 10), _executor(10, 10)]}
+    registry.register(CoreCollector(lambda: Figures(counters, state, 2, {"gateways": {"bad_session": 7}})))
     assert _value(registry, "kv_cache_usage_perc") == 0.5
     assert _value(registry, "num_requests_running") == 5
     assert _value(registry, "num_preemptions_total") == 2
@@ -108,7 +108,7 @@ def test_the_cores_figures_are_read_at_each_scrape(registry: CollectorRegistry) 
     assert _value(registry, "requests_rejected_total", code="too_long") == 0
     assert _value(registry, "request_success_total", finished_reason="stop") == 4
     assert _value(registry, "dropped_frames_total", link="gateways", reason="bad_session") == 7
-    snapshot.update(running=0, waiting=0, executors=[])
+    state.update(running=0, waiting=0, executors=[])
     assert _value(registry, "kv_cache_usage_perc") == 0
     assert _value(registry, "num_requests_running") == 0
     assert _value(registry, "executors_connected") == 0

@@ -50,7 +50,7 @@ def test_a_foreign_gateways_sampling_broke_whole_steps(fields: dict[str, object]
     sampling = msgspec.structs.replace(BIAS, **fields)
     assert problem_of(sampling, V)
     request = Request("g", Submit("r", tokens.pack([1]), sampling, 5), 0)
-    refusal = judge(request, FACTS, [])
+    refusal = judge(request, FACTS, 0)
     assert refusal is not None
     assert refusal.code == "invalid"
 

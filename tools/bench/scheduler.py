@@ -16,6 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from services.scheduler.core.debug_state import debug_state
 from services.scheduler.core.events import ExecutorJoined, GatewayJoined, StepDone, Submitted
 from services.scheduler.core.limits import Settings
 from services.scheduler.core.machine import Scheduler
@@ -103,7 +104,7 @@ def measure(running: int, queue: int, cached_blocks: int, ticks: int) -> Row:
         bench.tick()
     times_us = sorted(bench.tick() / 1000 for _ in range(ticks))
     median_us = statistics.median(times_us)
-    state = bench.core.snapshot()
+    state = debug_state(bench.core)
     return Row(
         running=running,
         us_per_tick=round(median_us, 1),

@@ -5,7 +5,7 @@ Called by ``ledger`` and ``planner``.
 now lets a bounded number of others pass, then holds the door until it fits.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 from services.scheduler.core.lanes import Executor
@@ -28,12 +28,12 @@ class Refusal(NamedTuple):
     """When the same request would be taken if nothing else came; 0: never."""
 
 
-def judge(request: Request, facts: ModelFacts, executors: Iterable[Executor]) -> Refusal | None:
+def judge(request: Request, facts: ModelFacts, largest: int) -> Refusal | None:
     """Settle a request's limit and stop tokens against the model and the pools, or say why it can never be served.
 
-    ``max_tokens`` is cut to what the context and the largest pool hold. Changes nothing when it refuses.
+    ``max_tokens`` is cut to what the context and the ``largest`` empty pool hold, both in tokens. Changes nothing when
+    it refuses.
     """
-    largest = largest_pool(executors)
     if max(request.tokens) >= facts.vocab_size:
         return Refusal("invalid", f"a token id is outside the vocabulary of {facts.vocab_size}")
     if problem := problem_of(request.submit.sampling, facts.vocab_size):
@@ -50,14 +50,9 @@ def judge(request: Request, facts: ModelFacts, executors: Iterable[Executor]) ->
     return None
 
 
-def largest_pool(executors: Iterable[Executor]) -> int:
-    """Tokens the largest empty pool holds; 0 without executors."""
-    return max((executor.num_slots for executor in executors), default=0)
-
-
-def fits_ever(request: Request, executor: Executor) -> bool:
-    """Whether the executor's empty pool holds all of a request's tokens and one more."""
-    return len(request.tokens) + 1 <= executor.num_slots
+def fits_ever(request: Request, num_slots: int) -> bool:
+    """Whether an empty pool of so many slots holds all of a request's tokens and one more."""
+    return len(request.tokens) + 1 <= num_slots
 
 
 def room(executor: Executor, promised: int, anyone_runs: bool) -> int:
@@ -101,7 +96,7 @@ def candidates(
     for request in queue.head(LOOKAHEAD):
         if len(chosen) == most or not passes:
             break
-        if request in excluded or not fits_ever(request, executor) or is_kept(request, executor):
+        if request in excluded or not fits_ever(request, executor.num_slots) or is_kept(request, executor):
             continue
         need = executor.need(request, tokens_needed(request, executor))
         if need <= free:

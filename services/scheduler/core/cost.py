@@ -103,6 +103,13 @@ class StepCost:
         """Predicted time that ``rows`` more rows add to a step."""
         return rows * self.row_us + reads * self.read_us
 
+    def budget_us(self, wanted_us: int) -> float:
+        """What a step may take if it is to take ``wanted_us``: twice the base where that alone is more than half of it.
+
+        Otherwise a large model would read its weights again for each block of a prompt.
+        """
+        return max(wanted_us, 2 * self.base_us)
+
     def most_rows(self, start: int, wanted: int, left_us: float) -> int:
         """Most rows, up to ``wanted``, from position ``start`` on that fit into ``left_us``."""
         if self.chunk_us(wanted, chunk_reads(start, wanted)) <= left_us:

@@ -178,6 +178,8 @@ def _check_requests(scheduler: Scheduler) -> None:
     waiting_tokens = sum(len(request.tokens) for request in live if request.lane is None)
     _require(ledger.num_waiting_tokens == waiting_tokens, "waiting tokens are miscounted")
     _require(ledger.siblings.num_held == len(held), "requests that are held back are miscounted")
+    since_ms = list(ledger.stranded.values())
+    _require(since_ms == sorted(since_ms), "the stranded are out of order")
     for request in [*queued, *ledger.stranded, *held]:
         _require(request.status is Status.WAITING and request.lane is None, "a waiting request is not", request)
     for request in queued:

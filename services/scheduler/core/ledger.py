@@ -1,12 +1,14 @@
-"""Every live request, from submit to terminal message: the only place where requests change hands.
+"""Every live request, from its acceptance to its terminal message: the only place where requests change hands.
 
-Called by ``machine``, ``planner`` and ``results``. A request is in exactly one place: in the queue, among the stranded
-(no connected executor could ever hold it), or on a lane.
+Called by ``machine``, ``intake``, ``planner``, ``preemption`` and ``results``. A request is in exactly one place: in
+the queue, held back for a sibling, among the stranded (no connected executor could ever hold it), or on a lane.
 """
 
-from services.scheduler.core import overload
+from itertools import islice, takewhile
+
+from services.scheduler.core import intake
 from services.scheduler.core.actions import ToGateway
-from services.scheduler.core.admission import Refusal, fits_ever, judge
+from services.scheduler.core.admission import fits_ever
 from services.scheduler.core.counters import Counters, count
 from services.scheduler.core.deadlines import Deadlines
 from services.scheduler.core.directory import Directory
@@ -21,7 +23,7 @@ from services.scheduler.core.request import Request, Status, Verb
 from services.scheduler.core.siblings import Siblings
 from services.scheduler.core.waiting import WaitingQueue
 from shared.wire.facts import ModelFacts
-from shared.wire.gateway import Accepted, Delta, FinishReason, Rejected, Submit
+from shared.wire.gateway import Accepted, Delta, FinishReason, Submit
 from shared.wire.logprobs import Logprobs
 
 MAX_FAILURES = 3
@@ -38,8 +40,8 @@ class Ledger:
         self.policy = choose(settings)
         self.executors = executors
         """Every connected executor; owned by the machine."""
-        self._largest: Executor | None = None
-        """One of those with the largest pool."""
+        self.largest_pool = 0
+        """Tokens the largest empty pool holds; 0 without executors."""
         self.facts: ModelFacts | None = None
         """Of the served model; known once an executor has joined."""
         self.now_ms = 0
@@ -49,7 +51,7 @@ class Ledger:
         """Live requests by gateway and id."""
         self.queue = WaitingQueue(settings)
         self.stranded: dict[Request, int] = {}
-        """Requests no connected executor could hold, and since when."""
+        """Requests no connected executor could hold, and since when; the longest first."""
         self.directory = Directory() if settings.prefix_cache else None
         """Where prefixes may be found; None without a prefix cache."""
         self.preferences = Preferences(self.directory or Directory(), executors, settings.prefix_wait_ms)
@@ -68,50 +70,8 @@ class Ledger:
         """Requests without a lane."""
         return len(self.queue) + len(self.stranded) + self.siblings.num_held
 
-    def submit(self, gateway: str, submit: Submit) -> None:
-        """Take a new or resubmitted request, or reject it."""
-        self.counters.submitted += 1
-        self.counters.resubmitted += submit.resubmitted
-        if submit.request_id in self.requests[gateway]:
-            # A rejection would be read as the end of the live request of that name: the repeat is dropped.
-            count(self.counters.stale, "duplicate_submit")
-            return
-        try:
-            request = Request(gateway, submit, self.queue.ticket())
-        except ValueError as error:
-            self._reject(gateway, submit.request_id, Refusal("invalid", str(error)))
-            return
-        refusal = self._refusal(request)
-        if refusal is not None:
-            request.move(Verb.REJECT, self.now_ms, refusal.code)
-            self._reject(gateway, submit.request_id, refusal)
-            return
-        self._accept(request)
-
-    def _refusal(self, request: Request) -> Refusal | None:
-        if not request.num_prompt:
-            return Refusal("invalid", "the prompt is empty")
-        refusal = self._judge(request)
-        if refusal is None and not request.submit.resubmitted:
-            return self.quotas.refusal(request, self) or overload.refusal(request, self)
-        return refusal
-
-    def _judge(self, request: Request) -> Refusal | None:
-        """Judge as far as it is known now. A resubmitted request was accepted before: it waits for a pool that fits."""
-        if self.facts is None or not self.executors:
-            return None
-        refusal = judge(request, self.facts, [self._largest] if self._largest is not None else [])
-        if refusal is not None and refusal.code == "too_long" and request.submit.resubmitted:
-            # The pools may have shrunk since; the context has not: a prompt as long was never judged before.
-            return refusal if request.num_prompt >= self.facts.context_len else None
-        return refusal
-
-    def _reject(self, gateway: str, request_id: str, refusal: Refusal) -> None:
-        count(self.counters.rejected, refusal.code)
-        rejected = Rejected(request_id, refusal.code, refusal.detail, refusal.retry_after_ms)
-        self.outbox.put(ToGateway(gateway, rejected))
-
-    def _accept(self, request: Request) -> None:
+    def accept(self, request: Request) -> None:
+        """A request is live from here on, and has been told so."""
         self.counters.accepted += 1
         self.counters.prompt_tokens += request.num_prompt
         self.requests[request.gateway][request.submit.request_id] = request
@@ -130,7 +90,7 @@ class Ledger:
             self.finish(request, "stop", stop_token_id=request.tokens[-1])
         elif request.limit and len(request.tokens) >= request.limit:
             self.finish(request, "length")
-        elif request.limit and self._largest is not None and fits_ever(request, self._largest):
+        elif request.limit and fits_ever(request, self.largest_pool):
             if hold_back and self._may_share(request.submit) and self.siblings.hold_back(request):
                 return
             self.queue.push(request)
@@ -162,28 +122,32 @@ class Ledger:
 
     def fleet_changed(self) -> None:
         """Called whenever an executor has come or gone, before anything else is done about it."""
-        self._largest = max(self.executors.values(), key=_num_slots, default=None)
+        self.largest_pool = max((executor.num_slots for executor in self.executors.values()), default=0)
         self.queue.version += 1  # nothing is kept for an executor that is gone
 
     def executor_joined(self) -> None:
         """Judge whoever waited for an executor, and queue those that one can hold now."""
         for request, since_ms in list(self.stranded.items()):
             if not request.limit:
-                refusal = self._judge(request)
+                refusal = intake.judge_now(request, self)
                 if refusal is not None:
                     self.fail(request, refusal.detail)
                     continue
             del self.stranded[request]
             self._wait(request)
             if request in self.stranded:
-                self.stranded[request] = since_ms
+                self.stranded[request] = since_ms  # all are put back in their order
 
     def executor_left(self) -> None:
         """Whoever fits no executor that is left waits for one to come, for a bounded time."""
         for request in self.queue.all():
-            if self._largest is None or not fits_ever(request, self._largest):
+            if not fits_ever(request, self.largest_pool):
                 self._unqueue(request)
                 self._strand(request)
+
+    def is_kept(self, request: Request, executor: Executor) -> bool:
+        """Whether a waiting request is left to another executor for now."""
+        return self.preferences.keep_from(request, executor, self.now_ms)
 
     def hand_back(self, executor: Executor, why: str) -> None:
         """An executor is no longer among those connected: its requests go on elsewhere, from all their tokens."""
@@ -199,10 +163,16 @@ class Ledger:
             error = f"the deadline of {request.submit.deadline_ms} ms has passed"
             delta = Delta(request.submit.request_id, b"", "deadline", request.usage(), error)
             self._end(request, Verb.FAIL, "deadline", delta, error)
-        for request, since_ms in list(self.stranded.items()):
-            if self.now_ms - since_ms >= self.settings.recovery_timeout_ms:
-                what = "could hold this request" if self.executors else "was connected"
-                self.fail(request, f"no executor {what} for {self.settings.recovery_timeout_ms} ms")
+        timeout_ms = self.settings.recovery_timeout_ms
+        what = "could hold this request" if self.executors else "was connected"
+        for request in list(takewhile(lambda one: self.now_ms - self.stranded[one] >= timeout_ms, self.stranded)):
+            self.fail(request, f"no executor {what} for {timeout_ms} ms")
+
+    def deadline_ms(self) -> int | None:
+        """When ``expire`` is due; None when nothing waits for time to pass."""
+        deadlines = [self.preferences.deadline_ms(), self.deadlines.next_ms()]
+        deadlines += [since_ms + self.settings.recovery_timeout_ms for since_ms in islice(self.stranded.values(), 1)]
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def cancel(self, gateway: str, request_id: str) -> Executor | None:
         """End a request because its gateway wants it; returns where it ran. Unknown ones are nobody's fault."""
@@ -300,20 +270,18 @@ class Ledger:
 
     def preempt(self, lane: Lane, why: str) -> None:
         """Retire a lane whose request goes on later, from all its tokens."""
-        request = lane.request
-        self._leave_lane(request)
         self.counters.preempted += 1
-        self.num_waiting_tokens += len(request.tokens)
-        request.move(Verb.PREEMPT, self.now_ms, why)
-        self._wait(request)
+        self._requeue(lane.request, Verb.PREEMPT, why)
 
     def lose(self, lane: Lane, why: str) -> None:
         """The lane's executor is lost: its request goes on elsewhere, from all its tokens."""
-        request = lane.request
-        self._leave_lane(request)
         self.counters.lost += 1
+        self._requeue(lane.request, Verb.LOSE, why)
+
+    def _requeue(self, request: Request, verb: Verb, why: str) -> None:
+        self._leave_lane(request)
         self.num_waiting_tokens += len(request.tokens)
-        request.move(Verb.LOSE, self.now_ms, why)
+        request.move(verb, self.now_ms, why)
         self._wait(request)
 
     def strike(self, request: Request, why: str) -> None:
@@ -323,7 +291,3 @@ class Ledger:
             self.fail(request, f"given up after {request.failures} failures in a row; the last: {why}")
         elif request.failures >= SUSPECT_FAILURES and request.lane is not None:
             request.lane.executor.suspects[request.lane.number] = request.lane
-
-
-def _num_slots(executor: Executor) -> int:
-    return executor.num_slots

@@ -39,15 +39,18 @@ class Settings(Struct, frozen=True, array_like=True):
     """Most tokens of waiting requests, known ones; new requests beyond it are rejected. None: no limit."""
     ttft_limit_ms: int | None = None
     """A request whose first token is predicted to come later than this is rejected. None: no limit."""
-
     prefix_cache: bool = True
     """Whether blocks of tokens that were computed are kept and shared."""
-
     prefix_wait_ms: int = 200
     """How long a waiting request is kept for the executor that holds its longest prefix; 0 is not at all."""
     kv_reserve: bool = False
     """Keep blocks for each request's longest output from its admission on, as engines did before paging. Slots that
     nobody fills are nobody's: it is here to be compared with."""
+
+    @property
+    def step_time_budget_us(self) -> int:
+        """The same in the unit of what is predicted."""
+        return 1000 * self.step_time_budget_ms
 
     def __post_init__(self) -> None:
         if self.max_inflight not in (1, 2):

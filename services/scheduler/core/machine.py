@@ -5,11 +5,8 @@ events give equal actions in every process. Each handled event ends with a plan 
 step in flight and something to do.
 """
 
-from typing import Any
-
-from services.scheduler.core import placement, results
+from services.scheduler.core import intake, results
 from services.scheduler.core.actions import Action, DropExecutor, RefuseExecutor, ToExecutor, ToGateway
-from services.scheduler.core.admission import largest_pool
 from services.scheduler.core.counters import Counters, count
 from services.scheduler.core.departures import Departures
 from services.scheduler.core.events import (
@@ -28,7 +25,7 @@ from services.scheduler.core.events import (
 from services.scheduler.core.lanes import Executor
 from services.scheduler.core.ledger import Ledger
 from services.scheduler.core.limits import Settings
-from services.scheduler.core.planner import Planner
+from services.scheduler.core.rounds import Rounds
 from shared.wire.executor import Drain, ExecutorWelcome, Shutdown
 from shared.wire.facts import ModelFacts
 from shared.wire.gateway import Availability, GatewayWelcome
@@ -44,16 +41,10 @@ class Scheduler:
         self.settings = settings
         self.executors: dict[str, Executor] = {}
         self.ledger = Ledger(settings, self.executors)
-        self._planner = Planner(epoch, self.ledger)
+        self._rounds = Rounds(epoch, self.ledger)
+        self._departures = Departures()
         self._announced = self._availability()
         self._fleet_changed = False
-        self._roomy: dict[str, Executor] = {}
-        """Executors with room for a step in flight: when work comes for anyone, only they need be asked."""
-        self._working: dict[str, Executor] = {}
-        """Executors with steps in flight, in order of how long the oldest of each has been running."""
-        self._departures = Departures()
-        self._wake_ms: int | None = None
-        """When all executors are asked again (``Policy.wake_ms``)."""
 
     @property
     def counters(self) -> Counters:
@@ -64,7 +55,6 @@ class Scheduler:
         """Take one event; returns what is to be done, in order. ``now_ms`` is a monotonic clock."""
         ledger = self.ledger
         ledger.now_ms = ledger.queue.now_ms = max(ledger.now_ms, now_ms)
-        queue_version = ledger.queue.version
         match event:
             case StepDone():
                 touched = self._step_done(event)
@@ -90,103 +80,13 @@ class Scheduler:
             touched = [executor for executor in touched if executor is not gone]
         if self._fleet_changed:
             self._announce()
-        if ledger.queue.version != queue_version and len(ledger.queue):
-            touched = list(self._roomy.values())
-        if self._wake_ms is not None and self._wake_ms <= ledger.now_ms:
-            touched = self._wake()
-        self._plan(touched)
-        self._sleep()
+        self._rounds.run(touched)
         return ledger.outbox.flush()
 
     def next_deadline_ms(self) -> int | None:
         """When ``TimePassed`` is due at the latest; None when nothing waits for time to pass."""
-        ledger = self.ledger
-        deadlines = [self._wake_ms, ledger.preferences.deadline_ms(), ledger.deadlines.next_ms()]
-        for executor in self._working.values():
-            deadlines.append(executor.inflight[0].since_ms + self.settings.step_timeout_ms)
-            break
-        if ledger.stranded:
-            deadlines.append(min(ledger.stranded.values()) + self.settings.recovery_timeout_ms)
-        deadlines.append(self._departures.deadline_ms())
+        deadlines = (self._rounds.deadline_ms(), self.ledger.deadline_ms(), self._departures.deadline_ms())
         return min([deadline for deadline in deadlines if deadline is not None], default=None)
-
-    def snapshot(self) -> dict[str, Any]:
-        """Plain figures of the present moment, in the shape of ``/debug/state``."""
-        return {
-            "waiting": self.ledger.num_waiting,
-            "running": self.ledger.num_running,
-            "preempted": self.ledger.counters.preempted,
-            "executors": [
-                {
-                    "id": executor.id,
-                    "pid": executor.hello.pid,
-                    "blocks": {
-                        "total": executor.pool.num_blocks,
-                        "free": executor.pool.num_free,
-                        "cached": executor.pool.num_cached,
-                        "used": executor.pool.num_blocks - executor.pool.num_available,
-                    },
-                    "lanes": {
-                        "total": executor.num_lanes,
-                        "used": len(executor.lanes),
-                        "dead": len(executor.dead),
-                    },
-                    "inflight": len(executor.inflight),
-                    "steps": executor.steps_done,
-                }
-                for executor in self.executors.values()
-            ],
-        }
-
-    def _plan(self, touched: list[Executor]) -> None:
-        """Plan whoever has room for a step and something to do, until nobody has."""
-        while asked := [executor for executor in touched if self._may_plan(executor)]:
-            version = self.ledger.queue.version
-            for executor in placement.order(asked):
-                if not self._may_plan(executor):
-                    continue  # those before it have taken all that waited
-                plan = self._planner.plan(executor, len(asked))
-                if plan is not None:
-                    self.ledger.outbox.put(ToExecutor(executor.id, plan))
-                    self._sent(executor)
-                else:
-                    executor.touched = False
-                    executor.seen_version = self.ledger.queue.version
-            if self.ledger.queue.version != version and len(self.ledger.queue):
-                touched = list(self._roomy.values())
-
-    def _sent(self, executor: Executor) -> None:
-        """A step of it has just gone out: there may be work for another."""
-        executor.touched = True
-        if len(executor.inflight) == 1:
-            self._working[executor.id] = executor
-        if len(executor.inflight) >= self.settings.max_inflight:
-            self._roomy.pop(executor.id, None)
-
-    def _answered(self, executor: Executor) -> None:
-        """A step of it has just come back; the next one in flight has begun."""
-        self._roomy[executor.id] = executor
-        self._working.pop(executor.id, None)
-        if executor.inflight:
-            self._working[executor.id] = executor
-
-    def _wake(self) -> list[Executor]:
-        """Have everyone asked, whether or not something happened there."""
-        executors = list(self.executors.values())
-        for executor in executors:
-            executor.touched = True
-        return executors
-
-    def _sleep(self) -> None:
-        """Everyone who could plan has: note when time alone will bring something to do."""
-        wake_ms = self.ledger.policy.wake_ms(self.ledger)
-        self._wake_ms = wake_ms if wake_ms is not None and wake_ms > self.ledger.now_ms else None
-
-    def _may_plan(self, executor: Executor) -> bool:
-        if len(executor.inflight) >= self.settings.max_inflight:
-            return False
-        queue = self.ledger.queue
-        return executor.touched or (len(queue) > 0 and executor.seen_version != queue.version)
 
     def _step_done(self, event: StepDone) -> list[Executor]:
         executor = self._answering(event.executor, event.result.epoch)
@@ -195,7 +95,7 @@ class Scheduler:
         try:
             step = results.take_step(executor, event.result.step, self.ledger)
             if step is not None:
-                self._answered(executor)
+                self._rounds.answered(executor)
                 results.confirm(executor, step, event.result, self.ledger)
         except results.ProtocolViolation as violation:
             return self._violated(executor, str(violation))
@@ -210,11 +110,11 @@ class Scheduler:
             step = results.take_step(executor, failed.step, self.ledger)
             if step is None:
                 return [executor]
-            self._answered(executor)
+            self._rounds.answered(executor)
             if not failed.fatal and failed.kind != "bad_plan":
                 results.fail_step(step, executor, failed, self.ledger)
                 return [executor]
-            executor.inflight.appendleft(step)
+            executor.inflight.appendleft(step)  # it is lost with the others
             culprits_known = results.blame(step, failed, self.ledger)
         except results.ProtocolViolation as violation:
             return self._violated(executor, str(violation))
@@ -244,8 +144,7 @@ class Scheduler:
 
     def _forget(self, executor: Executor) -> None:
         del self.executors[executor.id]
-        self._roomy.pop(executor.id, None)
-        self._working.pop(executor.id, None)
+        self._rounds.left(executor)
         if executor.pool.prefixes is not None:
             executor.pool.prefixes.forget_all()
         self._fleet_changed = True
@@ -263,7 +162,7 @@ class Scheduler:
 
     def _submitted(self, event: Submitted) -> list[Executor]:
         if event.gateway in self.ledger.requests:
-            self.ledger.submit(event.gateway, event.submit)
+            intake.take(event.gateway, event.submit, self.ledger)
         else:
             count(self.counters.stale, "gateway")
         return []
@@ -299,7 +198,8 @@ class Scheduler:
         self.counters.executors_joined += 1
         self.ledger.facts = event.hello.facts
         executor = Executor(event.executor, event.hello, self.settings.max_step_tokens, self.ledger.directory)
-        self.executors[event.executor] = self._roomy[event.executor] = executor
+        self.executors[event.executor] = executor
+        self._rounds.joined(executor)
         self.ledger.outbox.put(ToExecutor(event.executor, ExecutorWelcome(self.epoch)))
         self._fleet_changed = True
         self.ledger.fleet_changed()
@@ -337,19 +237,17 @@ class Scheduler:
         return []
 
     def _time_passed(self) -> list[Executor]:
-        for executor in list(self.executors.values()):
-            if executor.inflight:
-                age_ms = self.ledger.now_ms - executor.inflight[0].since_ms
-                if age_ms >= self.settings.step_timeout_ms:
-                    self._drop(executor, f"step {executor.inflight[0].number} is not done after {age_ms} ms")
+        for executor in self._rounds.overdue():
+            step = executor.inflight[0]
+            self._drop(executor, f"step {step.number} is not done after {self.ledger.now_ms - step.since_ms} ms")
         self.ledger.expire()
-        return list(self._roomy.values())
+        return self._rounds.roomy()
 
     def _availability(self) -> tuple[bool, str, ModelFacts | None, int]:
         facts = self.ledger.facts
         if facts is None or not self.executors:
             return False, NO_EXECUTOR, facts, 0
-        return True, "", facts, min(facts.context_len, largest_pool(self.executors.values())) - 1
+        return True, "", facts, min(facts.context_len, self.ledger.largest_pool) - 1
 
     def _announce(self) -> None:
         """Tell all gateways when what can be served has changed."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from services.scheduler.core.admission import Refusal, room
 from services.scheduler.core.cost import chunk_reads
 from services.scheduler.core.lanes import Executor
+from services.scheduler.core.limits import Settings
 from services.scheduler.core.request import Request
 
 if TYPE_CHECKING:
@@ -96,14 +97,13 @@ def until_one_ends(requests: Iterable[Request], ledger: "Ledger") -> int:
 
     Looks at each of them.
     """
-    budget_us = ledger.settings.step_time_budget_ms * 1000
     step_ms: dict[Executor, float] = {}
     ends = []
     for request in requests:
         if request.lane is not None and request.lane.executor.cost.fitted:
             executor = request.lane.executor
             if executor not in step_ms:
-                step_ms[executor] = _pace(executor, budget_us)[1]
+                step_ms[executor] = _pace(executor, ledger.settings)[1]
             ends.append(ledger.outputs.mean_part * (request.limit - len(request.lane.tokens)) * step_ms[executor])
     return max(1, round(min(ends))) if ends else ledger.settings.retry_after_ms
 
@@ -135,8 +135,7 @@ class Outlook(NamedTuple):
             return None
         looked_at = fitted[:: -(-len(fitted) // LOOKED_AT)]
         scale = len(fitted) / len(looked_at)
-        budget_us = ledger.settings.step_time_budget_ms * 1000
-        paces = [_pace(executor, budget_us) for executor in looked_at]
+        paces = [_pace(executor, ledger.settings) for executor in looked_at]
         part, own = ledger.outputs.mean_part, len(request.tokens)
         leave_ms = sorted(
             part * (lane.request.limit - len(lane.tokens)) * step_ms
@@ -166,13 +165,14 @@ class Outlook(NamedTuple):
         return self.leave_ms[index] + rounds * self.stay_ms
 
 
-def _pace(executor: Executor, budget_us: int) -> tuple[float, float]:
+def _pace(executor: Executor, settings: Settings) -> tuple[float, float]:
     """Prefill rows a millisecond beside the decodes there are, and milliseconds of a step as they were of late."""
     cost, decodes = executor.cost, len(executor.lanes)
     reads = sum(lane.scheduled for lane in executor.lanes.values()) + decodes
     decodes_us = cost.step_us(decodes, reads)
     most = max(1, executor.max_rows - decodes)
-    rows = max(min(most, executor.limits.block_size), cost.most_rows(0, most, budget_us - decodes_us))
+    left_us = cost.budget_us(settings.step_time_budget_us) - decodes_us
+    rows = max(min(most, executor.limits.block_size), cost.most_rows(0, most, left_us))
     full_us = decodes_us + cost.chunk_us(rows, chunk_reads(0, rows))
     return 1000 * rows / max(1.0, full_us), max(1.0, decodes_us, cost.recent_us) / 1000
 

@@ -14,7 +14,8 @@ from services.scheduler.core.shares import all_join, first_come, share_out
 
 if TYPE_CHECKING:
     from services.scheduler.core.ledger import Ledger
-    from services.scheduler.core.planner import Planner, Turn
+    from services.scheduler.core.planner import Planner
+    from services.scheduler.core.turn import Turn
 
 
 class Policy(Protocol):

@@ -57,7 +57,9 @@ class Preferences:
         """The executor that can spare most of its tokens, if it has a lane and its bits will do, and how many."""
         executor_id = self._directory.deepest(request.namespace, request.look_up().column, tokens.ITEM_BYTES)
         executor = self._executors.get(executor_id) if executor_id is not None else None
-        if executor is None or executor.draining or not executor.free_lanes or not fits_ever(request, executor):
+        if executor is None or executor.draining or not executor.free_lanes:
+            return "", 0
+        if not fits_ever(request, executor.num_slots):
             return "", 0
         if numerics not in ("", executor.hello.numerics):
             return "", 0

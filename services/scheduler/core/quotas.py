@@ -5,6 +5,7 @@ submit (``TenantLimits``), so they are the same through every gateway and known 
 them is here and nowhere else. Only a new submit is ever refused: one that was accepted counts, whatever the limits say.
 """
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from services.scheduler.core import overload
@@ -130,12 +131,18 @@ class Quotas:
     def _of(self, tenant: str, limits: TenantLimits, now_ms: int) -> Quota:
         quota = self.by_tenant.get(tenant)
         if quota is None:
-            for other in [name for name, known in self.by_tenant.items() if known.is_unused(now_ms)]:
-                del self.by_tenant[other]
+            self._tidy(now_ms)
             quota = self.by_tenant[tenant] = Quota(limits, now_ms)
         elif quota.limits != limits:
             quota.adopt(limits, now_ms)
         return quota
+
+    def _tidy(self, now_ms: int) -> None:
+        """Forget tenants that use nothing any more, two looked at for each that comes: never all at once."""
+        for tenant in list(islice(self.by_tenant, 2)):
+            quota = self.by_tenant.pop(tenant)
+            if not quota.is_unused(now_ms):
+                self.by_tenant[tenant] = quota  # last in the order from here on
 
 
 def _bucket(before: Bucket | None, per_minute: int, now_ms: int) -> Bucket | None:

@@ -37,15 +37,12 @@ class Budget:
 
     __slots__ = ("_cost", "left_us", "rows")
 
-    def __init__(self, cost: StepCost, rows: int, reads: int, max_rows: int, budget_us: int) -> None:
-        """Of ``max_rows`` and ``budget_us``, ``rows`` decodes that read ``reads`` tokens are taken.
-
-        Where reading the weights alone takes more than half of ``budget_us``, the budget is twice that: otherwise a
-        large model would read them again for each block of a prompt.
-        """
+    def __init__(self, cost: StepCost, rows: int, reads: int, max_rows: int, wanted_us: int) -> None:
+        """Of ``max_rows``, and the time of a step that is to take ``wanted_us``, ``rows`` decodes that read ``reads``
+        tokens are taken."""
         self._cost = cost
         self.rows = max_rows - rows
-        self.left_us = max(budget_us, 2 * cost.base_us) - cost.step_us(rows, reads)
+        self.left_us = cost.budget_us(wanted_us) - cost.step_us(rows, reads)
 
     def most(self, start: int, wanted: int) -> int:
         """Most rows from ``start`` on, up to ``wanted``, that are left."""
