@@ -1,6 +1,7 @@
 """The options of every command, each written once: its name, its environment variable, its help and its limits.
 
-``tools.main`` puts them on commands. Imports no service, so that a command's help needs none.
+``option_groups`` and the commands list them, with their defaults. Imports no service, so that a command's help needs
+none.
 """
 
 import os

@@ -40,7 +40,7 @@ class StartError(Exception):
 
 def run(options: UpOptions) -> int:
     """Run the system until a signal or a child that cannot start ends it; returns the exit code."""
-    log.setup("up", options.log_level, options.log_format)
+    log.setup("up", options.logging.log_level, options.logging.log_format)
     try:
         check_distinct(asked_ports(options))
         with listen(options.host, options.port) as http, LinkPorts(options.link_port) as links:
@@ -92,10 +92,10 @@ async def _live(
     waiting_for_ready.cancel()
     if ended.done():
         _LOG.info(
-            "draining: running streams may take %g s to finish; a second signal ends them now", options.drain_timeout_s
+            "draining: running streams may take %g s to finish; a second signal ends them now", options.drain_timeout
         )
     gateways = [spec.name for spec in specs if spec.name.startswith("gateway")]
-    clean = await supervisor.stop(gateways, options.drain_timeout_s + _LEAVE_GRACE_S)
+    clean = await supervisor.stop(gateways, options.drain_timeout + _LEAVE_GRACE_S)
     executors = [spec.name for spec in specs if spec.name.startswith("executor")]
     clean &= await supervisor.stop(executors, _LEAVE_GRACE_S)  # they leave by the scheduler's leave
     clean &= await supervisor.stop(
@@ -108,10 +108,10 @@ async def _live(
 
 async def _announce(options: UpOptions, http: socket.socket, supervisor: Supervisor) -> None:
     host, port = http.getsockname()[:2]
-    tls = bool(options.ssl_certfile)
+    tls = bool(options.http.ssl_certfile)
     await announce.wait_until_ready(announce.reachable(host), port, tls=tls)
     supervisor.now_ready()
-    needs_key = bool(options.api_keys or options.api_key_file)
+    needs_key = bool(options.access.api_key or options.access.api_key_file)
     for line in announce.ready_lines(host, port, served_name(options), options.executors, needs_key=needs_key, tls=tls):
         with contextlib.suppress(OSError):  # nobody listens; the system serves all the same
             print(line, flush=True)

@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from tools import main as cli
-from tools import options
+from tools import options, services
 from tools.processes import UpOptions
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -125,9 +125,9 @@ def test_options_and_variables_become_the_options_of_up(monkeypatch: pytest.Monk
     monkeypatch.setenv("PATERNOSTER_API_KEY", "sk-one sk-two")
     monkeypatch.setenv("PATERNOSTER_DEBUG_ENDPOINTS", "true")
     up = up_options(monkeypatch, "--kv-memory=1.5GiB", f"--api-key-file={keys}", "--metrics-port=0", "--cors-origin=*")
-    assert (up.executors, up.kv_memory, up.metrics_port) == (3, 3 * 2**29, None)
-    assert (up.api_keys, up.api_key_file) == (("sk-one", "sk-two"), str(keys))
-    assert (up.debug_endpoints, up.cors_origins, up.backend, up.port) == (True, ("*",), "torch", 8000)
+    assert (up.executors, up.size.kv_memory, up.metrics_port) == (3, 3 * 2**29, 0)
+    assert (up.access.api_key, up.access.api_key_file) == (["sk-one", "sk-two"], str(keys))
+    assert (up.http.debug_endpoints, up.access.cors_origin, up.backend, up.port) == (True, ["*"], "torch", 8000)
 
 
 def test_an_option_outranks_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,9 +207,9 @@ def readme_default(parameter: Any) -> str:
 @pytest.mark.parametrize("weight", ["gold", "gold=", "gold=0", "gold=-1", "gold=nan", "=2", "gold=inf"])
 def test_a_weight_that_makes_no_sense_is_refused(weight: str) -> None:
     with pytest.raises(typer.BadParameter, match="WEIGHT"):
-        cli._tenant_weights([weight])
+        services.tenant_weights([weight])
 
 
 def test_weights_by_tenant() -> None:
-    assert cli._tenant_weights(["gold=2.5", "a=b=1", "gold=3"]) == {"gold": 3.0, "a=b": 1.0}
-    assert cli._tenant_weights(None) == {}
+    assert services.tenant_weights(["gold=2.5", "a=b=1", "gold=3"]) == {"gold": 3.0, "a=b": 1.0}
+    assert services.tenant_weights(None) == {}
