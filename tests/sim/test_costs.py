@@ -1,6 +1,7 @@
 """A fit predicts the steps it was made of, whatever their shape; a busy machine's outliers do not count."""
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,53 +14,84 @@ from shared.wire.facts import ExecutorLimits
 from shared.wire.gateway import Delta, Submit, Tokens
 from shared.wire.sampling import Sampling
 from tests.unit.test_journal import WORDS, Recorded
-from tools.simulator.costs import Costs, FitError, Measured, _Turns, fit, fit_steps, trimmed_mean
+from tools.simulator.costs import Costs, FitError, Measured, Shape, _Turns, fit, fit_steps, trimmed_mean
 
 
-def cpu_us(rows: int, reads: int) -> float:
-    """Eight rows cost what one does, then each costs more."""
-    return 15_000 + 620 * max(0, rows - 8) + 0.4 * reads
+def cpu_us(shape: Shape) -> float:
+    """Eight rows cost what one does, then each costs more; the rows of a chunk read together, and few sample."""
+    rows_us = 15_000 + 420 * max(0, shape.rows - 8) + 200 * shape.samples
+    return rows_us + 0.4 * shape.decode_reads + 0.1 * shape.chunk_reads
+
+
+def decodes(rows: int, context: int) -> Shape:
+    return Shape(rows, rows, rows * context, 0)
+
+
+def chunk(rows: int, context: int) -> Shape:
+    return Shape(rows, 0, 0, rows * context)
+
+
+def both(one: Shape, other: Shape) -> Shape:
+    return Shape(*map(sum, zip(one, other, strict=True)))
 
 
 def measured(chance: random.Random, noise: float) -> list[Measured]:
+    """Decodes, most of them alone."""
     steps = []
     for _ in range(600):
-        rows = chance.choice([1, 2, 4, 8, 12, 16, 24, 32, 64, 100, 128, 256])
-        reads = rows * chance.randint(1, 2000)
+        shape = decodes(chance.choice([1, 2, 4, 8, 12, 16, 24, 32, 64]), chance.randint(1, 2000))
+        if chance.random() < 0.3:
+            shape = both(shape, chunk(chance.choice([16, 64, 100, 128, 256]), chance.randint(1, 2000)))
         slow = 3.0 if chance.random() < 0.05 else 1.0
-        steps.append(Measured(rows, reads, round(cpu_us(rows, reads) * slow * chance.uniform(1 - noise, 1 + noise))))
+        steps.append(Measured(shape, round(cpu_us(shape) * slow * chance.uniform(1 - noise, 1 + noise))))
     return steps
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_fit_is_within_a_few_percent(seed: int) -> None:
-    knots, knots_us, read_us = fit_steps(measured(random.Random(seed), noise=0.03))
-    costs = Costs(knots, knots_us, read_us, 0, 0)
-    for rows in (1, 4, 8, 16, 32, 64, 128, 256):
-        for context in (10, 500, 1500):
-            assert costs.step_us(rows, rows * context) == pytest.approx(cpu_us(rows, rows * context), rel=0.08)
+    costs = fit_steps(measured(random.Random(seed), noise=0.03))
+    for context in (10, 500, 1500):
+        alone = [decodes(rows, context) for rows in (1, 4, 8, 16, 32, 64)]
+        for shape in alone + [both(decodes(8, context), chunk(rows, context)) for rows in (16, 32, 64, 128, 256)]:
+            assert costs.step_us(shape) == pytest.approx(cpu_us(shape), rel=0.08)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_decodes_and_chunks_have_prices_of_their_own(seed: int) -> None:
+    costs = fit_steps(measured(random.Random(seed), noise=0.03))
+    assert costs.sample_us == pytest.approx(200, rel=0.25)
+    assert costs.read_us == pytest.approx(0.4, rel=0.1)
+    assert costs.chunk_read_us == pytest.approx(0.1, rel=0.25)
+
+
+@pytest.mark.parametrize("shape_of", [decodes, chunk])
+def test_steps_of_one_kind_leave_one_price_for_both(shape_of: Callable[[int, int], Shape]) -> None:
+    """What was never measured is no cheaper than what was."""
+    chance = random.Random(5)
+    shapes = [shape_of(chance.randint(1, 64), chance.randint(1, 2000)) for _ in range(200)]
+    costs = fit_steps([Measured(shape, round(cpu_us(shape))) for shape in shapes])
+    assert (costs.sample_us, costs.chunk_read_us) == (0.0, costs.read_us)
 
 
 def test_more_rows_never_cost_less() -> None:
-    knots, knots_us, _ = fit_steps(measured(random.Random(7), noise=0.3))
-    assert list(knots_us) == sorted(knots_us)
-    assert list(knots) == sorted(set(knots))
+    costs = fit_steps(measured(random.Random(7), noise=0.3))
+    assert list(costs.knots_us) == sorted(costs.knots_us)
+    assert list(costs.knots) == sorted(set(costs.knots))
 
 
 def test_a_line_is_a_line() -> None:
     costs = Costs.line(1000, 10, 0.5, 0, 0)
-    assert costs.step_us(5, 100) == 1100
-    assert costs.step_us(5000, 0) == 51_000
+    assert costs.step_us(Shape(5, 5, 100, 0)) == costs.step_us(Shape(5, 1, 40, 60)) == 1100
+    assert costs.step_us(Shape(5000, 0, 0, 0)) == 51_000
 
 
 def test_too_few_steps_are_no_fit() -> None:
     with pytest.raises(FitError, match="3 steps"):
-        fit_steps([Measured(1, 1, 1)] * 3)
+        fit_steps([Measured(decodes(1, 1), 1)] * 3)
 
 
 def test_all_steps_alike_are_a_fit() -> None:
-    knots, knots_us, read_us = fit_steps([Measured(1, 0, 5000)] * 30)
-    assert Costs(knots, knots_us, read_us, 0, 0).step_us(1, 0) == 5000
+    assert fit_steps([Measured(decodes(1, 0), 5000)] * 30).step_us(decodes(1, 0)) == 5000
 
 
 def test_pauses_do_not_count() -> None:
@@ -93,7 +125,7 @@ def test_a_journal_tells_the_cost_of_its_steps(tmp_path: Path) -> None:
     fitted = fit(tmp_path / "j", link_us=5)
     costs = fitted.costs
     # What tests.fakes.model_executor makes up: 1500 + 700 a row + 50 a read.
-    assert costs.step_us(1, 20) == pytest.approx(1500 + 700 + 50 * 20, rel=0.1)
+    assert costs.step_us(decodes(1, 20)) == pytest.approx(1500 + 700 + 50 * 20, rel=0.1)
     assert costs.link_us == 5
     assert fitted.limits == ExecutorLimits(40, 4, 4, 16)
     assert costs.client_us == 0, "everybody is drained before the next one comes"

@@ -36,7 +36,7 @@ class Fixed:
     def arrivals(self) -> Iterator[Arrival]:
         return iter(self._comers)
 
-    def after(self, ended: Arrival, now_us: int) -> Arrival | None:
+    def after(self, ended: Arrival, now_us: int, answered: bool) -> Arrival | None:
         return None
 
 
@@ -176,6 +176,15 @@ def test_reserving_the_longest_output_holds_fewer_requests_and_fills_less_of_the
     assert paged.held_per_executor > 2 * reserved.held_per_executor  # type: ignore[operator]
     assert paged.stored_share > 2 * reserved.stored_share  # type: ignore[operator]
     assert paged.output_tokens_per_s > reserved.output_tokens_per_s
+
+
+def test_a_client_that_is_refused_sends_its_next_request() -> None:
+    """As those of ``bench serve`` do: the load is that of all clients, whoever is refused."""
+    model = dataclasses.replace(MODEL, settings=Settings(max_queue=1), limits=ExecutorLimits(512, 16, 1, 256))
+    load = Closed(4, 7000, Lengths.parse("50"), Lengths.parse("20"), 0, 60)
+    row = Simulation(model, load).run()
+    assert row.requests == 60
+    assert 0 < row.rejected < 60
 
 
 def test_a_client_of_a_closed_loop_waits_for_its_answer_and_a_little_more() -> None:

@@ -25,7 +25,7 @@ def test_requests_are_as_long_as_those_of_a_load_test_with_the_same_seed() -> No
     assert [(tokens.count(comer.prompt), comer.num_output) for comer in alone.arrivals()] == sent
     closed = Closed(4, 0, prompts, outputs, 3, 20)
     comers = list(closed.arrivals())
-    while (comer := closed.after(comers[0], 0)) is not None:
+    while (comer := closed.after(comers[0], 0, True)) is not None:
         comers.append(comer)
     assert [(tokens.count(comer.prompt), comer.num_output) for comer in comers] == sent
 
@@ -95,7 +95,7 @@ def test_a_session_says_everything_again_and_ends_at_the_context() -> None:
     load = Sessions(at_once(), 1, Lengths.parse("50"), 0.5, Lengths.parse("10"), Lengths.parse("5"), 1, 100)
     (turn,) = load.arrivals()
     turns = [turn]
-    while (following := load.after(turns[-1], turns[-1].at_us + 1000)) is not None:
+    while (following := load.after(turns[-1], turns[-1].at_us + 1000, True)) is not None:
         assert following.prompt.startswith(turns[-1].prompt)
         assert tokens.count(following.prompt) == tokens.count(turns[-1].prompt) + 5 + 10
         assert following.at_us > turns[-1].at_us

@@ -1,19 +1,22 @@
 """How long a simulated step takes: given, or fitted to what a journal tells of real ones. Called by ``engine``.
 
-Time of a step = time of its rows + ``read_us`` for every row and token of context it reads; ``overhead_us`` is between
-two steps. The time of the rows is a line, or a broken one through fitted knots: on a CPU eight rows cost what one does.
+Time of a step = time of its rows + ``sample_us`` for each that samples + a price for every row and token of context it
+reads; ``overhead_us`` is between two steps. The time of the rows is a line, or a broken one through fitted knots: on a
+CPU eight rows cost what one does. A decode samples, and reads its context for itself alone; of a chunk only a prompt's
+last row samples, and its rows read the context together.
 """
 
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 from services.scheduler.core.actions import Action, ToExecutor, ToGateway
 from services.scheduler.core.events import Event, ExecutorLeft, StepDone, Submitted
+from services.scheduler.core.lanes import Step
 from services.scheduler.core.machine import Scheduler
 from services.scheduler.journal_format import Reader
 from shared.wire.executor import BatchPlan, ExecutorHello
@@ -25,8 +28,28 @@ KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 READ_UNIT = 1024.0
 CLOSED = 0.5
 """Share of a journal's submits that find all other clients waiting for an answer, if the load is a closed loop."""
+APART = 20
+"""Steps with chunks, and as many without, from which on rows that sample and what chunks read have a price of their
+own."""
 ACCIDENT = 2.0
 """A step that took more than so many times what its like take was interrupted, and is left out."""
+
+
+class Shape(NamedTuple):
+    """What the time of a step depends on."""
+
+    rows: int
+    samples: int
+    """Rows that sample: every decode, and the last of each prompt."""
+    decode_reads: int
+    """Sum of the contexts that decodes read, their own positions included."""
+    chunk_reads: int
+    """The same of chunks' rows."""
+
+    @classmethod
+    def of(cls, step: Step) -> "Shape":
+        """That of a step the core has planned."""
+        return cls(step.rows, len(step.samples), step.reads - step.chunk_reads, step.chunk_reads)
 
 
 @dataclass(frozen=True)
@@ -36,11 +59,14 @@ class Costs:
     knots: tuple[int, ...]
     """Numbers of rows, upwards, at least two."""
     knots_us: tuple[float, ...]
-    """Time of a step of so many rows that read nothing."""
+    """Time of a step of so many rows that read and sample nothing."""
+    sample_us: float
     read_us: float
-    overhead_us: float
+    """Of decodes."""
+    chunk_read_us: float
+    overhead_us: float = 0.0
     """From the end of one step to the start of the next, when the next plan is already there."""
-    link_us: float
+    link_us: float = 0.0
     """One way between scheduler and executor; hidden behind a running step where two may be in flight."""
     client_us: float = 0.0
     """From the scheduler to a client and back, together: HTTP, text, the gateway's link. Part of the time to first
@@ -49,30 +75,36 @@ class Costs:
     @classmethod
     def line(cls, base_us: float, row_us: float, read_us: float, overhead_us: float, link_us: float) -> "Costs":
         """So much a step and so much a row."""
-        return cls((0, 1024), (base_us, base_us + 1024 * row_us), read_us, overhead_us, link_us)
+        return cls((0, 1024), (base_us, base_us + 1024 * row_us), 0.0, read_us, read_us, overhead_us, link_us)
 
-    def step_us(self, rows: int, reads: int) -> int:
+    def step_us(self, shape: Shape) -> int:
         """Time of a whole step without the overhead."""
+        rows, samples, decode_reads, chunk_reads = shape
         i = min(max(bisect_right(self.knots, rows), 1), len(self.knots) - 1)
         low, high = self.knots[i - 1], self.knots[i]
         share = (rows - low) / (high - low)
         rows_us = self.knots_us[i - 1] * (1 - share) + self.knots_us[i] * share
-        return max(1, round(rows_us + reads * self.read_us))
+        reads_us = decode_reads * self.read_us + chunk_reads * self.chunk_read_us
+        return max(1, round(rows_us + samples * self.sample_us + reads_us))
 
     def tell(self) -> str:
         """In one line."""
         some = [1, 8, 32, 128]
-        times = ", ".join(f"{self.step_us(rows, 0) / 1000:.1f}" for rows in some)
+        times = ", ".join(f"{self.step_us(Shape(rows, rows, 0, 0)) / 1000:.1f}" for rows in some)
+        steps = f"{times} ms for {', '.join(map(str, some))} decodes, {self.sample_us / 1000:.2f} ms of it a sample"
+        reads = f"{self.read_us * 1000:.0f} ns a token read by a decode, {self.chunk_read_us * 1000:.0f} by a chunk"
         between = f"{self.overhead_us / 1000:.2f} ms between steps, {self.client_us / 1000:.1f} ms to a client and back"
-        return f"{times} ms for {', '.join(map(str, some))} rows, {self.read_us * 1000:.0f} ns a token read, {between}"
+        return f"{steps}, {reads}, {between}"
 
 
 class Measured(NamedTuple):
     """One real step."""
 
-    rows: int
-    reads: int
+    shape: Shape
     run_us: int
+
+
+NOTHING = Shape(0, 0, 0, 0)
 
 
 class FitError(ValueError):
@@ -127,8 +159,8 @@ class _Listener:
         """Of the executor whose step was the last."""
         self.steps: list[Measured] = []
         self.gaps_us: list[float] = []
-        self._sent: dict[tuple[str, int], tuple[int, int, int]] = {}
-        """Rows, reads and time of plans under way."""
+        self._sent: dict[tuple[str, int], tuple[Shape, int]] = {}
+        """Shape and time of plans under way."""
         self._done_ms: dict[str, int] = {}
 
     def observe(self, scheduler: Scheduler, event: Event, now_ms: int, actions: list[Action]) -> None:
@@ -145,14 +177,14 @@ class _Listener:
                 core = scheduler.executors.get(action.executor)
                 for step in core.inflight if core is not None else ():
                     if step.number == action.message.step:
-                        self._sent[action.executor, step.number] = (step.rows, step.reads, now_ms)
+                        self._sent[action.executor, step.number] = Shape.of(step), now_ms
 
     def _done(self, event: StepDone, now_ms: int) -> None:
-        rows, reads, sent_ms = self._sent.pop((event.executor, event.result.step), (0, 0, 0))
+        shape, sent_ms = self._sent.pop((event.executor, event.result.step), (NOTHING, 0))
         before_ms = self._done_ms.get(event.executor)
         self._done_ms[event.executor] = now_ms
-        if rows:
-            self.steps.append(Measured(rows, reads, event.result.run_us))
+        if shape.rows:
+            self.steps.append(Measured(shape, event.result.run_us))
             if before_ms is not None and sent_ms < before_ms:  # its plan was there before the last step ended
                 self.gaps_us.append(1000.0 * (now_ms - before_ms) - event.result.run_us)
 
@@ -161,15 +193,16 @@ def fit(journal: Path, link_us: float) -> Fitted:
     """Fit to every step of a journal. Raises OSError, JournalError, replay.Divergence and FitError."""
     listener = _Listener()
     replay.run(Reader(journal), listener.observe)
-    knots, knots_us, read_us = fit_steps(listener.steps)
+    costs = fit_steps(listener.steps)
     assert listener.hello is not None, "a step ran on no executor"
     overhead_us, client_us = max(0.0, trimmed_mean(listener.gaps_us)), listener.turns.client_us()
-    costs = Costs(knots, knots_us, read_us, overhead_us, link_us, client_us)
+    costs = replace(costs, overhead_us=overhead_us, link_us=link_us, client_us=client_us)
     return Fitted(costs, listener.hello.limits, listener.hello.facts.context_len)
 
 
-def fit_steps(steps: Sequence[Measured]) -> tuple[tuple[int, ...], tuple[float, ...], float]:
-    """Knots, their times, and the time of a read: least squares over hat functions, nothing below zero.
+def fit_steps(steps: Sequence[Measured]) -> Costs:
+    """What steps cost by themselves: least squares over hat functions of the rows and the other prices, nothing below
+    zero. Raises FitError.
 
     Errors count relative to the step's time, so that many small steps are met as well as few large ones: to the time
     measured at first, then to the predicted one, lest the fast ones of equal steps count more. What took too much
@@ -177,39 +210,36 @@ def fit_steps(steps: Sequence[Measured]) -> tuple[tuple[int, ...], tuple[float, 
     """
     if len(steps) < 20:
         raise FitError(f"{len(steps)} steps are too few to fit a cost to; 20 are needed")
-    most = max(step.rows for step in steps)
-    counts = {knot: sum(_below(knot) <= step.rows <= knot * 2 for step in steps) for knot in KNOTS}
-    knots = tuple(knot for knot in KNOTS if knot == 1 or (counts[knot] >= 3 and knot < 2 * most))
+    all_rows = [step.shape.rows for step in steps]
+    counts = {knot: sum(knot // 2 <= rows <= knot * 2 for rows in all_rows) for knot in KNOTS}
+    knots = tuple(knot for knot in KNOTS if knot == 1 or (counts[knot] >= 3 and knot < 2 * max(all_rows)))
     if len(knots) < 2:
         knots = (1, 2)
+    num_chunks = sum(step.shape.rows > step.shape.samples for step in steps)
+    apart = APART <= num_chunks <= len(steps) - APART
     kept, expected_us = list(steps), [float(step.run_us) for step in steps]
     for _ in range(3):
-        *knots_us, read_unit_us = _solve(knots, kept, expected_us)
-        fitted = Costs(knots, tuple(knots_us), read_unit_us / READ_UNIT, 0.0, 0.0)
-        predicted = [(step, fitted.step_us(step.rows, step.reads)) for step in steps]
+        costs = _solve(knots, apart, kept, expected_us)
+        predicted = [(step, costs.step_us(step.shape)) for step in steps]
         kept = [step for step, us in predicted if step.run_us <= ACCIDENT * us]
         expected_us = [float(us) for step, us in predicted if step.run_us <= ACCIDENT * us]
-    return fitted.knots, fitted.knots_us, fitted.read_us
+    return costs
 
 
-def _below(knot: int) -> int:
-    return knot // 2
-
-
-def _solve(knots: tuple[int, ...], steps: Sequence[Measured], expected_us: Sequence[float]) -> list[float]:
+def _solve(knots: tuple[int, ...], apart: bool, steps: Sequence[Measured], expected_us: Sequence[float]) -> Costs:
     """Non-negative weighted least squares by coordinate descent: small, convex, needs no library."""
-    size = len(knots) + 1
+    size = len(knots) + (3 if apart else 1)
     products = [[0.0] * size for _ in range(size)]
     targets = [0.0] * size
     for step, step_us in zip(steps, expected_us, strict=True):
-        features = list(_features(knots, step))
+        features = list(_features(knots, apart, step.shape))
         weight = 1.0 / max(1.0, step_us) ** 2
         for i, one in features:
             targets[i] += weight * one * step.run_us
             for j, other in features:
                 products[i][j] += weight * one * other
     mean = sum(step.run_us for step in steps) / len(steps)
-    weights = [mean] * len(knots) + [0.0]
+    weights = [mean] * len(knots) + [0.0] * (size - len(knots))
     for _ in range(3000):
         for i in range(size):
             if products[i][i] > 0.0:
@@ -217,16 +247,24 @@ def _solve(knots: tuple[int, ...], steps: Sequence[Measured], expected_us: Seque
                 weights[i] = max(0.0, (targets[i] - rest) / products[i][i])
     for i in range(1, len(knots)):  # more rows never cost less
         weights[i] = max(weights[i], weights[i - 1])
-    return weights
+    read_us = weights[len(knots)] / READ_UNIT
+    chunk_read_us, sample_us = (weights[-2] / READ_UNIT, weights[-1]) if apart else (read_us, 0.0)
+    return Costs(knots, tuple(weights[: len(knots)]), sample_us, read_us, chunk_read_us)
 
 
-def _features(knots: tuple[int, ...], step: Measured) -> Iterable[tuple[int, float]]:
+def _features(knots: tuple[int, ...], apart: bool, shape: Shape) -> Iterable[tuple[int, float]]:
     """Which weights a step is the sum of, and how often; beyond the last knot the last line goes on."""
-    i = min(max(bisect_right(knots, step.rows), 1), len(knots) - 1)
-    share = (step.rows - knots[i - 1]) / (knots[i] - knots[i - 1])
+    rows, samples, decode_reads, chunk_reads = shape
+    i = min(max(bisect_right(knots, rows), 1), len(knots) - 1)
+    share = (rows - knots[i - 1]) / (knots[i] - knots[i - 1])
     yield i - 1, 1 - share
     yield i, share
-    yield len(knots), step.reads / READ_UNIT
+    if apart:
+        yield len(knots), decode_reads / READ_UNIT
+        yield len(knots) + 1, chunk_reads / READ_UNIT
+        yield len(knots) + 2, samples
+    else:
+        yield len(knots), (decode_reads + chunk_reads) / READ_UNIT
 
 
 def trimmed_mean(values: list[float]) -> float:

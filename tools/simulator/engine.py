@@ -24,7 +24,7 @@ from shared.wire.gateway import Delta, Rejected, Submit, Tokens
 from shared.wire.sampling import Sampling
 from tools.bench.figures import Limits
 from tools.occupancy.record import BusyShare, Recorder
-from tools.simulator.costs import Costs
+from tools.simulator.costs import Costs, Shape
 from tools.simulator.figures import Row, Tally, sum_up
 from tools.simulator.workload import EOS, VOCAB_SIZE, Arrival, Workload
 
@@ -242,7 +242,7 @@ class Simulation:
         step = core.inflight[-1]
         if step.number != plan.step:
             step = next(other for other in core.inflight if other.number == plan.step)
-        run_us = self._model.costs.step_us(step.rows, step.reads) if step.rows else 0
+        run_us = self._model.costs.step_us(Shape.of(step)) if step.rows else 0
         start_us = max(self._now_us + self._link_us, executor.free_us)
         executor.free_us = start_us + run_us + (self._overhead_us if step.rows else 0)
         executor.steps.append((step, run_us))
@@ -265,8 +265,9 @@ class Simulation:
                 if delta.finish is not None:
                     self._ended(delta)
         elif type(message) is Rejected:
-            del self._live[message.request_id], self._no_first[message.request_id]
+            del self._no_first[message.request_id]
             self.tally.rejected += 1
+            self._follow(self._live.pop(message.request_id).arrival, answered=False)
 
     def _ended(self, delta: Delta) -> None:
         live = self._live.pop(delta.request_id)
@@ -274,10 +275,15 @@ class Simulation:
         usage = delta.usage
         if delta.finish not in ("stop", "length") or usage is None:
             self.tally.failed += 1
+            self._follow(live.arrival, answered=False)
             return
-        arrival, now_us = live.arrival, self._now_us
+        at_us, first_us, now_us = live.arrival.at_us, live.first_us, self._now_us
         prompt, output = usage.prompt_tokens, usage.completion_tokens
-        self.tally.answered(arrival.at_us, live.first_us, now_us, prompt, output, usage.cached_tokens, self._client_us)
-        following = self._workload.after(arrival, now_us)
+        self.tally.answered(at_us, first_us, now_us, prompt, output, usage.cached_tokens, self._client_us)
+        self._follow(live.arrival, answered=True)
+
+    def _follow(self, ended: Arrival, answered: bool) -> None:
+        """Have the one come that comes because of this one's end."""
+        following = self._workload.after(ended, self._now_us, answered)
         if following is not None:
             self._push(following.at_us, _ARRIVE, (following, False))

@@ -42,8 +42,8 @@ class Workload(Protocol):
     def arrivals(self) -> Iterator[Arrival]:
         """Those that come by themselves, in order of time."""
 
-    def after(self, ended: Arrival, now_us: int) -> Arrival | None:
-        """The one that comes because ``ended`` has just got its whole answer, if any does."""
+    def after(self, ended: Arrival, now_us: int, answered: bool) -> Arrival | None:
+        """The one that comes because ``ended`` has just got its whole answer, or will get none, if any does."""
 
 
 class Numbers:
@@ -81,7 +81,7 @@ class Independent:
         for (num_prompt, num_output), at_s in zip(self._lengths, self._times, strict=False):
             yield Arrival(round(at_s * 1e6), numbers.prompt(num_prompt), num_output)
 
-    def after(self, ended: Arrival, now_us: int) -> Arrival | None:
+    def after(self, ended: Arrival, now_us: int, answered: bool) -> Arrival | None:
         """Nobody."""
         return None
 
@@ -102,8 +102,8 @@ class Closed:
         for num_prompt, num_output in islice(self._lengths, self._concurrency):
             yield Arrival(0, self._numbers.prompt(num_prompt), num_output)
 
-    def after(self, ended: Arrival, now_us: int) -> Arrival | None:
-        """The same client's next, while there are any."""
+    def after(self, ended: Arrival, now_us: int, answered: bool) -> Arrival | None:
+        """The same client's next, while there are any; to be refused is an answer, too."""
         for num_prompt, num_output in self._lengths:
             return Arrival(now_us + self._client_us, self._numbers.prompt(num_prompt), num_output)
         return None
@@ -160,9 +160,9 @@ class Sessions:
             prompt = numbers.prompt(self._words.draw(self._chance))
             yield Arrival(round(at_s * 1e6), prompt, self._outputs.draw(self._chance), session=session)
 
-    def after(self, ended: Arrival, now_us: int) -> Arrival | None:
-        """The next turn, while there is one and the context holds it."""
-        if ended.session < 0 or not self._left[ended.session]:
+    def after(self, ended: Arrival, now_us: int, answered: bool) -> Arrival | None:
+        """The next turn, while there is one and the context holds it; nobody goes on without an answer."""
+        if not answered or not self._left[ended.session]:
             return None
         self._left[ended.session] -= 1
         said = ended.prompt + bytes(4 * ended.num_output)
@@ -200,7 +200,7 @@ class Trace:
         """All of them."""
         return iter(self._arrivals)
 
-    def after(self, ended: Arrival, now_us: int) -> Arrival | None:
+    def after(self, ended: Arrival, now_us: int, answered: bool) -> Arrival | None:
         """Nobody."""
         return None
 

@@ -91,6 +91,7 @@ class Step:
     """A plan that was sent and not answered."""
 
     __slots__ = (
+        "chunk_reads",
         "chunks",
         "doomed",
         "number",
@@ -117,6 +118,8 @@ class Step:
         self.rows = 0
         self.reads = 0
         """Features of its cost: rows, and the sum of each row's context."""
+        self.chunk_reads = 0
+        """Those of ``reads`` that are chunks'."""
         self.since_ms = 0
         """When it became the oldest one in flight."""
         self.doomed = False

@@ -54,7 +54,9 @@ class Draft:
         self.counts.append(num_tokens)
         self.marks.append(sample)
         self.step.rows += num_tokens
-        self.step.reads += chunk_reads(start, num_tokens)
+        reads = chunk_reads(start, num_tokens)
+        self.step.reads += reads
+        self.step.chunk_reads += reads
         lane.scheduled = end
         if sample:
             lane.promised += 1
