@@ -99,10 +99,10 @@ class Journal:
             append(self._buffer, record)
 
     def _write(self) -> None:
-        if self._file is not None and self._buffer:
-            self._file.write(self._buffer)
-            self._size += len(self._buffer)
-            self._buffer.clear()
+        while self._file is not None and self._buffer:
+            written = self._file.write(self._buffer)  # a disk that is nearly full takes less than all
+            self._size += written
+            del self._buffer[:written]
 
     def _rotate(self) -> None:
         collecting = gc.isenabled()

@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -67,6 +68,29 @@ def test_files_are_bounded_and_each_one_replays_alone(tmp_path: Path) -> None:
         assert file.stat().st_size < 12_000
         assert replay.run(Reader(file)).events.total() > 0
     assert replay.run(Reader(files[0])).scheduler.counters == world.scheduler.counters
+
+
+class Reluctant:
+    """A file that takes little at a time."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def write(self, data: bytearray) -> int:
+        return self._file.write(data[:1000])
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def test_nothing_is_lost_when_the_system_takes_less_than_all(tmp_path: Path) -> None:
+    world = a_life(tmp_path / "j")
+    assert world.journal is not None
+    world.journal._file = Reluctant(world.journal._file)  # type: ignore[assignment, arg-type]
+    world.journal.close()
+    reader = Reader(tmp_path / "j")
+    assert replay.run(reader).events.total() == len(world.log)
+    assert not reader.damage
 
 
 def test_what_a_crashed_scheduler_has_left_is_kept(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ cannot change are written in place.
 import sys
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Any
 
@@ -20,7 +20,7 @@ import msgspec
 from services.scheduler.core.machine import Scheduler
 from shared.wire import tokens
 
-FORMAT = 1
+FORMAT = 2
 PACKAGES = ("services.scheduler.core", "shared.wire")
 """Only their classes and functions are ever written or read."""
 
@@ -103,12 +103,13 @@ class _Writer:
         cls = type(value)
         if cls in _SCALARS:
             return value
+        if cls is tuple:
+            return [_TUPLE, self._values(value)]
         number = self._numbers.get(id(value))
         if number is not None:
             return [_REFERENCE, number]
         if isinstance(value, tuple):
-            items = self._values(value)
-            return [_TUPLE, items] if cls is tuple else [_NAMED, self._class(cls), items]
+            return [_NAMED, self._class(cls), self._values(value)]
         if isinstance(value, Enum):
             return [_ENUM, self._class(cls), value.name]
         if isinstance(value, msgspec.Struct) and cls.__struct_config__.frozen:
@@ -121,8 +122,13 @@ class _Writer:
         self._objects.append(value)
         return [_REFERENCE, len(self._objects) - 1]
 
-    def _values(self, values: Iterable[Any]) -> list[Any]:
-        """Each of several; most are scalars, and calls are what this costs."""
+    def _values(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Each of several, which stay as they are if all are scalars, a tuple too: it is written as a list is.
+
+        Most are, and calls are what this costs.
+        """
+        if _SCALARS.issuperset(map(type, values)):
+            return values
         return [value if type(value) in _SCALARS else self._value(value) for value in values]
 
     def _global(self, value: Any) -> list[Any]:
@@ -145,9 +151,9 @@ class _Writer:
                     pass
             return [_Row.LIST, self._values(value)]
         if cls is dict:
-            return [_Row.DICT, self._values(item for pair in value.items() for item in pair)]
+            return [_Row.DICT, *self._pairs(value)]
         if cls is deque:
-            return [_Row.DEQUE, value.maxlen, self._values(value)]
+            return [_Row.DEQUE, value.maxlen, self._values(list(value))]
         if cls is set:
             return [_Row.SET, self._sorted(value)]
         if cls is array:
@@ -157,8 +163,11 @@ class _Writer:
             field if type(field := getattr(value, name, _UNSET)) in _SCALARS or field is _UNSET else self._value(field)
             for name in self._slots[cls]
         ]
-        more = self._values(item for pair in getattr(value, "__dict__", {}).items() for item in pair)
-        return [_Row.OBJECT, number, fields, more]
+        return [_Row.OBJECT, number, fields, *self._pairs(getattr(value, "__dict__", {}))]
+
+    def _pairs(self, table: dict[Any, Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Keys, and values in the same order."""
+        return self._values(list(table)), self._values(list(table.values()))
 
 
 class _Reader:
@@ -191,6 +200,9 @@ class _Reader:
     def _items(self, values: list[Any]) -> list[Any]:
         return [self._value(value) for value in values]
 
+    def _pairs(self, keys: list[Any], values: list[Any]) -> Iterable[tuple[Any, Any]]:
+        return zip(self._items(keys), self._items(values), strict=True)
+
     def _value(self, value: Any) -> Any:
         return self._values[value[0]](value) if type(value) is list else value
 
@@ -220,12 +232,12 @@ class _Reader:
                 for name, field in zip(self._slots[row[1]], row[2], strict=True):
                     if field != _UNSET:
                         setattr(value, name, self._value(field))
-                for name, field in _pairs(self._items(row[3])):
+                for name, field in self._pairs(row[3], row[4]):
                     setattr(value, name, field)
             case _Row.LIST:
                 value.extend(self._items(row[1]))
             case _Row.DICT:
-                value.update(_pairs(self._items(row[1])))
+                value.update(self._pairs(row[1], row[2]))
             case _Row.DEQUE:
                 value.extend(self._items(row[2]))
             case _Row.SET:
@@ -237,7 +249,3 @@ def _find(module: str, name: str) -> Any:
     if not _known(module) or module not in sys.modules:
         raise SnapshotError(f"{module}.{name} is no part of the core")
     return getattr(sys.modules[module], name)
-
-
-def _pairs(items: list[Any]) -> Iterable[tuple[Any, Any]]:
-    return zip(items[::2], items[1::2], strict=True)
