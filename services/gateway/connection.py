@@ -11,6 +11,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from services.gateway.api.errors import ApiError, invalid
 from services.gateway.api.headers import with_security
+from services.gateway.api.note import note_of
 
 MAX_HEAD_BYTES = 64 * 1024
 """Of a request's line and headers (and of trailers): the parser has no limit, and copies what it holds at each turn."""
@@ -44,6 +45,7 @@ class Connection(HttpToolsProtocol):
             if not cycle.response_complete:
                 cycle.disconnected = True
                 cycle.message_event.set()
+                note_of(cycle.scope).gone()  # type: ignore[arg-type]  # a TypedDict
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -134,6 +136,7 @@ class Connection(HttpToolsProtocol):
         self._progressed = True
         super().on_message_complete()
         self._awaits_more = False
+        self.flow.resume_reading()  # a long body has paused it, and the client's leaving must be seen
 
     def on_response_complete(self) -> None:
         """Answered: what came behind is next."""

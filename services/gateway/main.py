@@ -37,7 +37,7 @@ STALLED_CLIENT_MS = 60_000
 SHUTDOWN_S = 3
 """For answers on their way out after draining."""
 YOUNG_OBJECTS = 20_000
-"""How many more objects there are than at the last search for garbage when the next begins: searched in about 2 ms."""
+"""How many more objects there are than at the last search for garbage when the next begins: half a millisecond's."""
 
 
 def run(options: GatewayOptions) -> int:

@@ -71,9 +71,16 @@ async def test_abort_09_leaving_before_the_request_is_accepted() -> None:
         await w.until_idle()
 
 
-async def _seen_after(w: World, *, stream: bool, way: str) -> float:
-    """Seconds from a client's leaving to its request's cancel at the scheduler."""
-    body = httpx.Request("POST", w.url, json={"prompt": "p", "max_tokens": 2000, "stream": stream}).content
+async def test_abort_09_leaving_behind_a_body_so_long_that_reading_paused() -> None:
+    async with world(ScriptedScheduler(auto=False)) as w:
+        await _seen_after(w, stream=True, way="running", more={"user": "x" * 2_000_000})
+        await w.until_idle()
+
+
+async def _seen_after(w: World, *, stream: bool, way: str, more: dict[str, str] | None = None) -> float:
+    """Seconds from a client's leaving to its request's cancel at the scheduler. ``more``: fields of the request."""
+    fields = {"prompt": "p", "max_tokens": 2000, "stream": stream, **(more or {})}
+    body = httpx.Request("POST", w.url, json=fields).content
     reader, writer = await asyncio.open_connection("127.0.0.1", w.port)
     num_submits, num_cancels = len(w.scheduler.submits), len(w.scheduler.cancels)
     writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)

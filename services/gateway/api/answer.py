@@ -95,10 +95,12 @@ class Answer:
         """Generate and send. The requests of the choices are over when this returns, however it returns."""
         generation = self._generation
         note = note_of(scope)
-        watch = asyncio.create_task(_watch(receive, generation))
+        note.on_gone = generation.gone
         if note.span is not None:
             generation.trace(note.span.traceparent)
         try:
+            if note.client_gone:
+                raise ClientGone
             await generation.start()
             self._gateway.metrics.accepted(self._usage.prompt_tokens, self._settings.n, self._settings.max_tokens)
             if self._settings.stream:
@@ -117,7 +119,7 @@ class Answer:
             log_failure(_log, "an answer", error)
             await internal().response()(scope, receive, send)
         finally:
-            watch.cancel()
+            note.on_gone = None
             generation.close()
             self._describe(note)
 
@@ -207,10 +209,3 @@ def _check_size(settings: Settings, prompts: Sequence[list[int]]) -> None:
         num_values = num_tokens * (1 + settings.num_logprobs)
         if num_values > MAX_PROMPT_LOGPROBS:
             raise invalid(f"{num_values} logprobs of prompts are more than {MAX_PROMPT_LOGPROBS}", "logprobs")
-
-
-async def _watch(receive: Receive, generation: Generation) -> None:
-    """Wait for the client to leave; it has nothing more to say."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    generation.gone()

@@ -1,6 +1,6 @@
 """The outer middleware: request ids; one log line, one span and HTTP metrics for each request.
 
-Plain ASGI, so that nothing hides a disconnect from the endpoints. Never logs what a request says.
+Plain ASGI. Never logs what a request says.
 """
 
 import logging
