@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from services.executor.backends import fake_ranking
 from services.executor.backends.fake import FakeBackend
 from services.executor.stepper import Stepper
 from services.gateway.logprobs import Record, read_records
@@ -126,3 +127,16 @@ def test_repeating_is_what_a_repetition_penalty_stops() -> None:
     bonus = generate(Sampling(seed=4, frequency_penalty=-2.0, repetition_penalty=0.01, **bias({300: 45.0})), 20)[0]
     assert len(set(bonus)) == 1
     assert len(set(generate(Sampling(seed=4, repetition_penalty=100.0), 20)[0])) == 20
+
+
+def test_a_ranking_read_the_whole_table_of_choices() -> None:
+    class Table(list[int]):
+        num_reads = 0
+
+        def __getitem__(self, place: Any) -> Any:
+            self.num_reads += 1
+            return super().__getitem__(place)
+
+    table: Any = Table(range(4096))
+    assert fake_ranking.ranking(table, 4090, 7) == [7, *range(4090, 4096), *range(7), *range(8, 58)]
+    assert table.num_reads < 100

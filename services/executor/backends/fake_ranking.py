@@ -6,7 +6,6 @@ fake backend says. Logits are the logprobs, so penalties and bias act on them as
 """
 
 import math
-from itertools import chain, islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +22,12 @@ UNRANKED = HALF * (DEPTH + 1)
 
 def ranking(choices: NDArray[np.int64], place: int, first: int) -> list[int]:
     """Up to DEPTH tokens, the most likely one first; ``first`` is what the place's own token was replaced by."""
-    order = chain([first], (int(choices[(place + step) % len(choices)]) for step in range(len(choices))))
-    return list(islice(dict.fromkeys(order), DEPTH))
+    ranked = {first: None}
+    for step in range(len(choices)):
+        if len(ranked) == DEPTH:
+            break
+        ranked[int(choices[(place + step) % len(choices)])] = None
+    return list(ranked)
 
 
 def logprob(ranked: list[int], token: int) -> float:
