@@ -82,6 +82,29 @@ class ChoiceSink(Protocol):
         """Its deadline has passed."""
 
 
+class Nobody:
+    """The sink of a choice that is closed. It knows no generation, so that each is freed with its request: together
+    they would wait for a search for garbage, and memory that is cold by then is dear."""
+
+    def accepted(self) -> None:
+        """See ``ChoiceSink``."""
+
+    def updated(self, choice: "Choice", update: Update) -> None:
+        """See ``ChoiceSink``."""
+
+    def rejected(self, rejected: Rejected) -> None:
+        """See ``ChoiceSink``."""
+
+    def failed(self, reason: str, *, unavailable: bool) -> None:
+        """See ``ChoiceSink``."""
+
+    def expired(self, reason: str) -> None:
+        """See ``ChoiceSink``."""
+
+
+NOBODY = Nobody()
+
+
 class Choice:
     """Its state, from submit to finish."""
 
@@ -109,6 +132,7 @@ class Choice:
         self._stops = stops
         self._submit = submit
         self._stream: Stream | None = None
+        self._sink: ChoiceSink = NOBODY
         self._num_logprobs = submit.sampling.num_logprobs
         self._num_chars = len(echo.text) if echo is not None else 0
         """Of its text so far, held back or not."""
@@ -133,7 +157,11 @@ class Choice:
         self._stream = streams.open(self._submit, self)
 
     def close(self, why: str) -> None:
-        """Cancel it unless it is over."""
+        """Cancel it unless it is over; its sink hears no more of it."""
+        self._cancel(why)
+        self._sink = NOBODY
+
+    def _cancel(self, why: str) -> None:
         if self._stream is not None:
             self._streams.cancel(self._stream, why)
             self._stream = None
@@ -218,7 +246,7 @@ class Choice:
 
     def _finish(self, reason: Finish, text: str, token_ids: list[int], logprobs: list[TokenLogprobs]) -> None:
         self.finish = reason
-        self.close("a stop string was found")
+        self._cancel("a stop string was found")
         self._update(text, token_ids, logprobs)
 
     def _update(self, text: str, token_ids: list[int], logprobs: list[TokenLogprobs]) -> None:

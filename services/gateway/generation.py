@@ -141,8 +141,6 @@ class Generation:
 
     def updated(self, choice: Choice, update: Update) -> None:
         """See ``ChoiceSink``."""
-        if self._closed:
-            return
         now = perf_counter()
         self._measure(choice, len(update.token_ids), now)
         self._waiting.append(update)

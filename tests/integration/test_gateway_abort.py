@@ -5,11 +5,16 @@ import contextlib
 import gc
 import logging
 import time
+import weakref
+from typing import Any
 
 import httpx
 import pytest
 
+from services.gateway.api import answer, note
+from services.gateway.api.note import Note
 from services.gateway.gateway import Gateway
+from services.gateway.generation import Generation
 from tests.fakes.gateway_world import World, world
 from tests.fakes.scripted_scheduler import Answer, ScriptedScheduler
 from tests.fakes.waiting import await_until
@@ -151,3 +156,32 @@ async def test_abort_08_closing_the_generator_in_any_way_cancels(way: str) -> No
         gc.collect()
         await await_until(lambda: scheduler.cancels, 2, "the scheduler was told")
         await w.until_idle()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_what_a_request_held_waited_for_a_search_for_garbage(
+    stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[weakref.ref[object]] = []
+
+    class WatchedNote(Note):
+        def __init__(self) -> None:
+            super().__init__()
+            held.append(weakref.ref(self))
+
+    class WatchedGeneration(Generation):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            held.append(weakref.ref(self))
+
+    monkeypatch.setattr(note, "Note", WatchedNote)
+    monkeypatch.setattr(answer, "Generation", WatchedGeneration)
+    gc.disable()
+    try:
+        async with world(ScriptedScheduler()) as w:
+            assert (await w.complete(stream=stream, n=2, max_tokens=3)).status_code == 200
+            assert len(held) == 2
+            await w.http.aclose()
+            await await_until(lambda: not any(ref() for ref in held), 2, "both are freed with their connection")
+    finally:
+        gc.enable()

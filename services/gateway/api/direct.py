@@ -16,6 +16,12 @@ class Direct:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on."""
-        if scope["type"] == "http":
-            note_of(scope).send_body = send
-        await self._app(scope, receive, send)
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        note = note_of(scope)
+        note.send_body = send
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            note.send_body = None  # it knows the connection, which knows the scope and so the note
