@@ -403,6 +403,17 @@ async def test_under_auto_only_strict_functions_are_a_constraint() -> None:
         assert not may_say(w, call("other", "{}"))
 
 
+async def test_under_auto_strict_functions_are_kept_to_in_the_format_of_llama_3() -> None:
+    bern = '{"name": "weather", "parameters": {"city": "Bern"}}'
+    template = with_template("{{ tools | tojson }}{{ messages[0].content }}<|python_tag|>")
+    async with world(ScriptedScheduler(says(bern)), tokenizer=template) as w:
+        message = (await w.chat(tools=[STRICT])).json()["choices"][0]["message"]
+        assert message["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Bern"}'}
+        for text in ("ok", bern, f"ok <|python_tag|>{bern}"):
+            assert may_say(w, text)
+        assert not may_say(w, bern.replace("city", "town"))
+
+
 async def test_a_response_format_is_for_the_text_and_calls_may_come_instead() -> None:
     number = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}}
     async with world(ScriptedScheduler(says("5"))) as w:

@@ -2,6 +2,9 @@
 through. Compiled by what executors compile them with.
 """
 
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -28,19 +31,18 @@ def _vocabulary() -> LLTokenizer:
     return read_vocabulary(fake_model.facts(), None)
 
 
-def takes(constraint: Constraint, vocabulary: LLTokenizer, text: str) -> int:
-    """How many bytes of ``text`` it takes; one more if the text may end there."""
+def ids_of(text: str, marker_ids: Mapping[str, int]) -> list[int]:
+    """The fake model's tokens: a byte each, and markers that are tokens by themselves."""
+    pieces = re.split("|".join(f"({re.escape(marker)})" for marker in marker_ids) or "$", text)
+    return [i for piece in pieces if piece for i in ([marker_ids[piece]] if piece in marker_ids else piece.encode())]
+
+
+def may_be(
+    constraint: Constraint, vocabulary: LLTokenizer, text: str, marker_ids: Mapping[str, int] = MappingProxyType({})
+) -> bool:
+    """Whether it takes all of ``text`` and lets it end there."""
     matcher = compile_constraint(constraint, vocabulary)
-    count = 0
-    for byte in text.encode():
-        if not matcher.consume_token(byte):
-            return count
-        count += 1
-    return count + bool(matcher.is_accepting())
-
-
-def may_be(constraint: Constraint, vocabulary: LLTokenizer, text: str) -> bool:
-    return takes(constraint, vocabulary, text) == len(text.encode()) + 1
+    return all(matcher.consume_token(i) for i in ids_of(text, marker_ids)) and matcher.is_accepting()
 
 
 def written(kind: ToolFormat, *calls: tuple[str, str]) -> str:
@@ -94,21 +96,61 @@ def test_under_auto_text_is_free_and_what_begins_as_a_call_is_one(kind: ToolForm
         assert not may_be(constraint, vocabulary, text), text
 
 
+TAG = LLAMA3.notation.tag
+
+
+@pytest.mark.parametrize("marker_ids", [{}, {TAG: fake_model.FIRST_SPECIAL}])
+def test_under_auto_what_opens_as_a_call_of_llama_3_is_one(marker_ids: dict[str, int], vocabulary: LLTokenizer) -> None:
+    constraint = behind_thoughts(strict_calls(LLAMA3.notation, [LOOK], marker_ids), "none", {})
+    call, wrong = written(LLAMA3, ULM), written(LLAMA3, ("look", '{"city": 5}'))
+
+    def fits(text: str) -> bool:
+        return may_be(constraint, vocabulary, text, marker_ids)
+
+    for text in (
+        "",
+        "Well.",
+        "\n\nWell {call}",
+        call,
+        f"\n{call}",
+        f"{TAG}{call}",
+        f"Well. {TAG}\n{call}",
+        "Well <|pyt",
+    ):
+        assert fits(text), text
+    for begun in ("", "\n", TAG, f"Well. {TAG}"):
+        for text in (
+            "{",
+            "{}",
+            wrong,
+            call.replace("look", "other"),
+            f"{call}; {call}",
+            f"{call} So",
+            f"{{ {call[1:]}",
+        ):
+            assert not fits(begun + text), text
+    assert not fits(f"{TAG}Well.")
+
+
+def test_thoughts_are_no_way_around_a_strict_function_of_llama_3(vocabulary: LLTokenizer) -> None:
+    call, wrong = written(LLAMA3, ULM), written(LLAMA3, ("look", '{"city": 5}'))
+    for marker_ids in ({}, {"<think>": 300, "</think>": 301}):
+        rules = strict_calls(LLAMA3.notation, [LOOK], marker_ids, "perhaps")
+        constraint = behind_thoughts(rules, "perhaps", marker_ids)
+        for begun in ("", "<think>hm</think>", "<think>{</think>\n\n"):
+            assert may_be(constraint, vocabulary, f"{begun}Well.", marker_ids)
+            assert may_be(constraint, vocabulary, begun + call, marker_ids)
+            assert not may_be(constraint, vocabulary, begun + wrong, marker_ids)
+
+
 def test_markers_that_are_special_tokens_are_named_by_their_ids(vocabulary: LLTokenizer) -> None:
     ids = {"[TOOL_CALLS]": fake_model.FIRST_SPECIAL, "[ARGS]": fake_model.FIRST_SPECIAL + 2}
-
-    def takes_ids(constraint: Constraint, text: str) -> bool:
-        matcher = compile_constraint(constraint, vocabulary)
-        pieces: Any = text.replace("[TOOL_CALLS]", "\0").replace("[ARGS]", "\1")
-        tokens = [{0: ids["[TOOL_CALLS]"], 1: ids["[ARGS]"]}.get(byte, byte) for byte in pieces.encode()]
-        return all(matcher.consume_token(token) for token in tokens) and matcher.is_accepting()
-
     text = written(MISTRAL, ULM, ULM)
     for make in (forced_calls, strict_calls):
         constraint = behind_thoughts(make(MISTRAL.notation, [LOOK], ids), "none", ids)
-        assert takes_ids(constraint, text)
+        assert may_be(constraint, vocabulary, text, ids)
         assert may_be(constraint, vocabulary, text) == (make is strict_calls), "spelled out it is text like any other"
-    assert takes_ids(constraint, f"Well. {text} So.")
+    assert may_be(constraint, vocabulary, f"Well. {text} So.", ids)
 
 
 def test_a_schema_that_no_grammar_can_express_is_a_mistake_only_if_strict(vocabulary: LLTokenizer) -> None:

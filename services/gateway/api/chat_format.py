@@ -44,7 +44,7 @@ def constraint_of_chat(
         thoughts = "open" if message_format.inside else "perhaps"
     rules, param = None, "tools"
     if tool_use is not None and message_format.tools is not None:
-        rules = _calls(message_format.tools, tool_use, marker_ids, is_text_free=asked is None)
+        rules = _calls(message_format.tools, tool_use, marker_ids, thoughts, is_text_free=asked is None)
     if asked is not None and (tool_use is None or tool_use.mode == "auto"):
         if rules is None and thoughts == "none":
             return asked
@@ -59,7 +59,7 @@ def constraint_of_chat(
 
 
 def _calls(
-    tool_format: ToolFormat, tool_use: ToolUse, marker_ids: Mapping[str, int], *, is_text_free: bool
+    tool_format: ToolFormat, tool_use: ToolUse, marker_ids: Mapping[str, int], thoughts: Thoughts, *, is_text_free: bool
 ) -> Rules | None:
     """The rules of an answer with calls; None where anything may be written."""
     notation = tool_format.notation
@@ -69,8 +69,8 @@ def _calls(
         if function["name"] in tool_use.allowed
     ]
     if tool_use.mode == "auto" and is_text_free:
-        if not notation.begin or not any(function.is_strict for function in functions):
+        if not any(function.is_strict for function in functions):
             return None
-        return strict_calls(notation, functions, marker_ids)
+        return strict_calls(notation, functions, marker_ids, thoughts)
     one = tool_use.mode == "named" or not tool_use.parallel
     return forced_calls(notation, functions, marker_ids, one=one)

@@ -26,11 +26,11 @@ def literal(text: str, marker_ids: Mapping[str, int]) -> str:
     )
 
 
-def text_up_to(name: str, end: str, marker_ids: Mapping[str, int]) -> Rules:
-    """The rule ``name``: any text and ``end`` behind it."""
+def text_up_to(name: str, end: str, marker_ids: Mapping[str, int], text: str = "/(?s:.*)/") -> Rules:
+    """The rule ``name``: text of a pattern, any unless given, and ``end`` behind it."""
     if end in marker_ids:
-        return {name: f"ANY_TEXT? {literal(end, marker_ids)}", "ANY_TEXT": "/(?s:.+)/"}
-    return {f"{name}[suffix={json.dumps(end)}]": "/(?s:.*)/"}
+        return {name: f"{name.upper()}_TEXT? {literal(end, marker_ids)}", f"{name.upper()}_TEXT": text}
+    return {f"{name}[suffix={json.dumps(end)}]": text}
 
 
 def text_without(marker: str, marker_ids: Mapping[str, int]) -> str:

@@ -3,11 +3,13 @@
 Made for the chat endpoint; see ``services.gateway.text.lark``.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from services.gateway.text.lark import Rules, json_rule, literal, text_up_to, text_without
+from services.gateway.text.lark import Rules, Thoughts, json_rule, literal, text_up_to, text_without
+from services.gateway.text.reasoning import OPEN
 from services.gateway.text.tool_calls.notation import Notation
 
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -39,8 +41,12 @@ def forced_calls(
     }
 
 
-def strict_calls(notation: Notation, functions: Sequence[Function], marker_ids: Mapping[str, int]) -> Rules:
-    """``answer`` is any text in which what begins as a call is one. ``notation.begin`` must not be empty."""
+def strict_calls(
+    notation: Notation, functions: Sequence[Function], marker_ids: Mapping[str, int], thoughts: Thoughts = "none"
+) -> Rules:
+    """``answer`` is any text in which what begins as a call is one. ``thoughts`` may come before it."""
+    if not notation.begin:
+        return _strict_unmarked_call(notation, functions, marker_ids, thoughts)
     begin = notation.begin
     rest = replace(
         notation,
@@ -53,6 +59,24 @@ def strict_calls(notation: Notation, functions: Sequence[Function], marker_ids: 
         "call": _call(rest, functions, marker_ids),
         "TEXT": text_without(begin, marker_ids),
         **text_up_to("opening", begin, marker_ids),
+    }
+
+
+def _strict_unmarked_call(
+    notation: Notation, functions: Sequence[Function], marker_ids: Mapping[str, int], thoughts: Thoughts
+) -> Rules:
+    """Where calls have no mark: what opens with the character that opens a call is one, as is what follows the tag, and
+    nothing comes behind it. That object's keys may come in any order, so no later character tells as surely."""
+    first, tag = re.escape(notation.before_name[0]), notation.tag
+    text = rf"/\s*([^\s{first}](?s:.*))?/"
+    if thoughts == "perhaps" and OPEN not in marker_ids:
+        text += rf" & ~/\s*{OPEN}(?s:.*)/"  # or thoughts could pass for text that is followed by anything
+    return {
+        "answer": "GAP? call | tagged GAP? call | TEXT?",
+        "call": _call(notation, functions, marker_ids),
+        "GAP": r"/\s{1,4}/",
+        "TEXT": f"{text} & {text_without(tag, marker_ids)}",
+        **text_up_to("tagged", tag, marker_ids, text),
     }
 
 

@@ -7,7 +7,7 @@ from services.gateway.text.tool_calls.notation import Notation
 from services.gateway.text.tool_calls.parser import Reading, ToolParser
 
 PYTHON_TAG = "<|python_tag|>"
-NOTATION = Notation('{"name": "', '", "parameters": ', "}", between="; ", most_calls=1)
+NOTATION = Notation('{"name": "', '", "parameters": ', "}", between="; ", most_calls=1, tag=PYTHON_TAG)
 """Of several calls the model's own template makes an error when they come back."""
 
 

@@ -17,3 +17,5 @@ class Notation:
     """In one answer that is forced to call: a small model at a loss would go on with calls for ever."""
     begin: str = ""
     """What nothing but calls begins with, if there is such: the beginning of ``before`` and ``before_name``."""
+    tag: str = ""
+    """Where there is not: a call opens the text, or follows this."""
