@@ -105,7 +105,7 @@ def _num_on_the_way(w: World) -> float:
 def normal(body: str) -> str:
     """Ids and times without their digits."""
     body = re.sub(r"(chatcmpl-|cmpl-|resp_|msg_|rs_|fc_|call_)[0-9a-f]{24}", r"\1X", body)
-    return re.sub(r'"(created|created_at)":\d+', r'"\1":0', body)
+    return re.sub(r'"(created|created_at|completed_at)":\d+', r'"\1":0', body)
 
 
 async def _record() -> None:

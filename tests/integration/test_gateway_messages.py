@@ -306,3 +306,5 @@ async def test_thoughts_and_calls_are_blocks_of_their_own() -> None:
             assert [(call.name, call.input) for call in calls] == [("look", {"where": "Ulm"}), ("look", {})]
             assert len({call.id for call in calls}) == 2
             assert message.stop_reason == "tool_use"
+            assert message.usage.output_tokens_details is not None
+            assert message.usage.output_tokens_details.thinking_tokens == len("<think>hm</think")

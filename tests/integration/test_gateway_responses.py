@@ -1,6 +1,7 @@
 """``/v1/responses`` through the official client and as raw bytes: events, errors, and what becomes of the request."""
 
 import asyncio
+import time
 from typing import Any
 
 import openai
@@ -37,6 +38,8 @@ async def test_whole_and_streamed_say_the_same() -> None:
         assert whole.output_text == "hello"
         assert (whole.status, whole.incomplete_details, whole.error) == ("completed", None, None)
         assert (whole.instructions, whole.metadata, whole.store) == ("Be short.", {"a": "b"}, False)
+        assert whole.completed_at is not None
+        assert whole.created_at <= whole.completed_at <= time.time()
         assert whole.usage is not None
         assert whole.usage.input_tokens == len(tokens.unpack(w.scheduler.submits[-1].prompt))
         assert whole.usage.input_tokens_details.cached_tokens == 16
@@ -47,6 +50,8 @@ async def test_whole_and_streamed_say_the_same() -> None:
         assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == "hello"
         assert final.output_text == "hello"
         assert final.usage == whole.usage
+        assert final.completed_at is not None
+        assert {event.response.completed_at for event in events if event.type == "response.in_progress"} == {None}
         await w.until_idle()
 
 
@@ -84,6 +89,7 @@ async def test_what_max_output_tokens_cuts_off_is_incomplete() -> None:
         assert (whole.status, whole.output[0].status) == ("incomplete", "incomplete")
         assert whole.incomplete_details is not None
         assert whole.incomplete_details.reason == "max_output_tokens"
+        assert whole.completed_at is None
         assert w.scheduler.submits[-1].max_tokens == 5
         events = named_events((await w.post("/v1/responses", **ASK, stream=True)).text)
         assert events[-1][0] == "response.incomplete"

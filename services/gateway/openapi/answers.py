@@ -43,6 +43,12 @@ class PromptTokensDetails(Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Struct):
+    """Of the answer's tokens; absent where the model did not think."""
+
+    reasoning_tokens: int
+
+
 class Usage(Struct):
     """Token counts, summed over prompts and choices."""
 
@@ -50,6 +56,7 @@ class Usage(Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | None = None
 
 
 class TopLogprob(Struct):
@@ -214,18 +221,22 @@ class Response(Struct):
     id: str
     object: Literal["response"]
     created_at: int
+    completed_at: int | None
+    """Null unless it is completed."""
     status: Literal["in_progress", "completed", "incomplete", "failed"]
     background: bool
     error: dict[str, str] | None
     incomplete_details: dict[str, str] | None
     instructions: str | None
     max_output_tokens: int | None
+    max_tool_calls: None
     metadata: dict[str, str]
     model: str
     output: list[ResponseItem]
     parallel_tool_calls: bool
     previous_response_id: None
     reasoning: dict[str, str | None]
+    service_tier: Literal["default"]
     store: bool
     temperature: float
     text: dict[str, Any]
@@ -241,9 +252,10 @@ class MessageUsage(Struct):
     """Token counts of a message: input that was found in the prefix cache is counted apart."""
 
     input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
     output_tokens: int
-    cache_creation_input_tokens: int | None = None
-    cache_read_input_tokens: int | None = None
+    output_tokens_details: dict[str, int]
 
 
 class ContentBlock(Struct):

@@ -19,8 +19,7 @@ class Messages(ContentBlocks):
 
     def opening(self) -> bytes:
         """See ``Shape``. What of the prompt was cached is not known yet."""
-        usage = {"input_tokens": self._outline.usage.prompt_tokens, "output_tokens": 0}
-        return event("message_start", {"message": self._message([], None, None, usage)}) + PING
+        return event("message_start", {"message": self._message([], None, None)}) + PING
 
     def failure(self, error: ApiError) -> bytes:
         """See ``Shape``."""
@@ -52,7 +51,7 @@ class Messages(ContentBlocks):
 
     def _body(self) -> dict[str, Any]:
         content = [self._content(block) for block in self._blocks]
-        return self._message(content, self._stop_reason(), self._stop, self._usage())
+        return self._message(content, self._stop_reason(), self._stop)
 
     def _stop_reason(self) -> str:
         """Whoever called a tool waits for its result, also where the request forced the call."""
@@ -62,9 +61,7 @@ class Messages(ContentBlocks):
         has_calls = any(block.kind == "call" for block in self._blocks)
         return "tool_use" if self._finish == "stop" and has_calls else STOP_REASONS[self._finish]
 
-    def _message(
-        self, content: list[Any], stop_reason: str | None, stop_sequence: str | None, usage: dict[str, int]
-    ) -> dict[str, Any]:
+    def _message(self, content: list[Any], stop_reason: str | None, stop_sequence: str | None) -> dict[str, Any]:
         return {
             "id": self._outline.answer_id,
             "type": "message",
@@ -73,7 +70,7 @@ class Messages(ContentBlocks):
             "content": content,
             "stop_reason": stop_reason,
             "stop_sequence": stop_sequence,
-            "usage": usage,
+            "usage": self._usage(),
         }
 
     def _content(self, block: ContentBlock) -> dict[str, Any]:
@@ -85,7 +82,7 @@ class Messages(ContentBlocks):
             case "call":
                 return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": _object(block.text)}
 
-    def _usage(self) -> dict[str, int]:
+    def _usage(self) -> dict[str, Any]:
         """Anthropic counts what was found in the cache apart from the rest of the input."""
         usage = self._outline.usage
         return {
@@ -93,6 +90,7 @@ class Messages(ContentBlocks):
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": usage.cached_tokens,
             "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
         }
 
 

@@ -1,5 +1,6 @@
-"""Answers of ``/v1/responses``: items of output, and numbered events that tell of each step. Pure."""
+"""Answers of ``/v1/responses``: items of output, and numbered events that tell of each step. Pure but for the clock."""
 
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -119,18 +120,21 @@ class Responses(ContentBlocks):
             "id": outline.answer_id,
             "object": "response",
             "created_at": outline.created,
+            "completed_at": int(time.time()) if status == "completed" else None,
             "status": status,
             "background": False,
             "error": error,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "instructions": request.instructions,
             "max_output_tokens": request.max_output_tokens,
+            "max_tool_calls": None,
             "metadata": request.metadata or {},
             "model": outline.model,
             "output": [self._item(block, self._status(block)) for block in self._blocks],
             "parallel_tool_calls": request.parallel_tool_calls is not False,
             "previous_response_id": None,
             "reasoning": {"effort": request.reasoning.effort if request.reasoning else None, "summary": None},
+            "service_tier": "default",
             "store": False,
             "temperature": 1.0 if request.temperature is None else request.temperature,
             "text": {"format": {"type": "text"} if text is None else _given(text)},
