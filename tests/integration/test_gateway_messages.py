@@ -229,6 +229,24 @@ async def test_either_kind_of_key_opens_every_route_and_a_bearers_goes_first() -
             assert (await w.http.get("/v1/models", headers=headers)).status_code == status, headers
 
 
+async def test_models_are_told_of_in_either_shape() -> None:
+    async with serving(says("ok")) as (w, client):
+        [card] = [model async for model in client.models.list()]
+        for told in (card, await client.models.retrieve("default")):
+            assert (told.type, told.id, told.display_name, told.lifecycle) == (
+                "model",
+                "fake-model",
+                "fake-model",
+                "active",
+            )
+            assert told.created_at.timestamp() == w.gateway.started_at
+            assert told.max_input_tokens == told.max_tokens == w.gateway.facts().context_len
+        with pytest.raises(anthropic.NotFoundError, match="not_found_error"):
+            await client.models.retrieve("other")
+        assert [model.object async for model in w.openai.models.list()] == ["model"]
+        assert (await w.http.get("/v1/models/other")).json()["error"]["code"] == "model_not_found"
+
+
 async def test_stream_06_a_failure_after_the_first_byte_is_an_error_event() -> None:
     async with serving(says("abc", "error", error="the executor failed"), auto=False) as (w, client):
         stream = await client.messages.create(**ASK, stream=True)

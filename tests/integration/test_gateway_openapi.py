@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.gateway.openapi import answers
+from services.gateway.openapi import answers, anthropic_answers
 from services.gateway.openapi.operations import OPERATIONS
 from shared import fake_model
 from tests.fakes.answers import named_events
@@ -45,6 +45,19 @@ async def test_answers_in_one_piece_are_as_described() -> None:
                 assert media == "application/json"
                 msgspec.convert(response.json(), operation.answer)
             assert "x-request-id" in response.headers
+
+
+async def test_answers_to_anthropics_clients_are_as_described() -> None:
+    async with the_world(api_keys=("sk",)) as w:
+        for operation in OPERATIONS:
+            if operation.anthropic is None:
+                continue
+            version = {"anthropic-version": "2023-06-01"}
+            response = await ask(w, operation.method, operation.path, **version, **{"x-api-key": "sk"})
+            msgspec.convert(response.json(), operation.anthropic)
+            refused = await ask(w, operation.method, operation.path, **version)
+            assert refused.status_code == 401
+            msgspec.convert(refused.json(), anthropic_answers.AnthropicError)
 
 
 async def test_events_are_as_described() -> None:

@@ -13,7 +13,7 @@ from openai import types as openai
 from openai.types import chat, responses
 from openai.types.chat import chat_completion, chat_completion_chunk
 
-from services.gateway.openapi import answers
+from services.gateway.openapi import answers, anthropic_answers
 
 API = Path(__file__).parents[2] / "docs" / "api.md"
 OFFICIAL: dict[str, list[tuple[tuple[Any, ...], type[Struct]]]] = {
@@ -30,7 +30,7 @@ OFFICIAL: dict[str, list[tuple[tuple[Any, ...], type[Struct]]]] = {
         ((openai.CompletionChoice,), answers.CompletionChoice),
         ((openai.CompletionUsage,), answers.Usage),
     ],
-    "Models": [((openai.Model,), answers.Model)],
+    "Models": [((openai.Model,), answers.Model), ((anthropic.ModelInfo,), anthropic_answers.AnthropicModel)],
     "Responses": [
         ((responses.Response,), answers.Response),
         ((responses.ResponseUsage,), answers.ResponsesUsage),
@@ -40,10 +40,10 @@ OFFICIAL: dict[str, list[tuple[tuple[Any, ...], type[Struct]]]] = {
         ),
     ],
     "Messages": [
-        ((anthropic.Message,), answers.Message),
-        ((anthropic.Usage,), answers.MessageUsage),
-        ((anthropic.TextBlock, anthropic.ThinkingBlock, anthropic.ToolUseBlock), answers.ContentBlock),
-        ((anthropic.MessageTokensCount,), answers.TokenCount),
+        ((anthropic.Message,), anthropic_answers.Message),
+        ((anthropic.Usage,), anthropic_answers.MessageUsage),
+        ((anthropic.TextBlock, anthropic.ThinkingBlock, anthropic.ToolUseBlock), anthropic_answers.ContentBlock),
+        ((anthropic.MessageTokensCount,), anthropic_answers.TokenCount),
     ],
 }
 

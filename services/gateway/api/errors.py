@@ -24,6 +24,10 @@ TYPES = {
 }
 ANTHROPIC_ROUTES = "/v1/messages"
 """Errors on these have Anthropic's shape."""
+SHARED_ROUTES = "/v1/models"
+"""What both kinds of client ask for."""
+ANTHROPIC_HEADER = b"anthropic-version"
+"""Anthropic's send it with every request."""
 ANTHROPIC_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -99,13 +103,24 @@ class ErrorResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ``Response``."""
-        path = scope["path"]
-        if path == ANTHROPIC_ROUTES or path.startswith(f"{ANTHROPIC_ROUTES}/"):
+        if speaks_anthropic(scope):
             error = self._error
             anthropic = Response(error.anthropic_body(), error.status, error.headers, media_type="application/json")
             await anthropic(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
+
+
+def speaks_anthropic(scope: Scope) -> bool:
+    """Whether the answer is to have Anthropic's shape."""
+    path = scope["path"]
+    if _is_below(path, SHARED_ROUTES):
+        return any(name == ANTHROPIC_HEADER for name, _ in scope["headers"])
+    return _is_below(path, ANTHROPIC_ROUTES)
+
+
+def _is_below(path: str, route: str) -> bool:
+    return path == route or path.startswith(f"{route}/")
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:

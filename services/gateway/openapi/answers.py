@@ -23,20 +23,6 @@ class Error(Struct):
     error: ErrorDetail
 
 
-class AnthropicErrorDetail(Struct):
-    """What is wrong."""
-
-    type: str
-    message: str
-
-
-class AnthropicError(Struct):
-    """Any answer below /v1/messages that is no success."""
-
-    type: Literal["error"]
-    error: AnthropicErrorDetail
-
-
 class PromptTokensDetails(Struct):
     """Of the prompt's tokens."""
 
@@ -246,47 +232,6 @@ class Response(Struct):
     top_p: float
     truncation: str
     usage: ResponsesUsage | None
-
-
-class MessageUsage(Struct):
-    """Token counts of a message: input that was found in the prefix cache is counted apart."""
-
-    input_tokens: int
-    cache_creation_input_tokens: int
-    cache_read_input_tokens: int
-    output_tokens: int
-    output_tokens_details: dict[str, int]
-
-
-class ContentBlock(Struct):
-    """A part of a message."""
-
-    type: Literal["text", "thinking", "tool_use"]
-    text: str | None = None
-    thinking: str | None = None
-    signature: str | None = None
-    id: str | None = None
-    name: str | None = None
-    input: dict[str, Any] | None = None
-
-
-class Message(Struct):
-    """A message in one piece."""
-
-    id: str
-    type: Literal["message"]
-    role: Literal["assistant"]
-    model: str
-    content: list[ContentBlock]
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
-    stop_sequence: str | None
-    usage: MessageUsage
-
-
-class TokenCount(Struct):
-    """How long a prompt is."""
-
-    input_tokens: int
 
 
 class Tokenized(Struct):

@@ -14,7 +14,7 @@ from services.gateway.api.messages_request import CountTokensRequest, MessagesRe
 from services.gateway.api.responses_request import ResponsesRequest
 from services.gateway.api.schema import ChatRequest, CompletionRequest, NumLogprobs
 from services.gateway.api.tokenize import TokenizeRequest
-from services.gateway.openapi import answers
+from services.gateway.openapi import answers, anthropic_answers
 from services.gateway.openapi.inputs import (
     ANTHROPIC_MESSAGES,
     CHAT_MESSAGES,
@@ -65,9 +65,9 @@ def describe(*, needs_key: bool) -> dict[str, Any]:
 
 
 def _types_of(operations: Sequence[Operation]) -> list[Any]:
-    types: dict[Any, None] = {answers.Error: None, answers.AnthropicError: None}
+    types: dict[Any, None] = {answers.Error: None, anthropic_answers.AnthropicError: None}
     for operation in operations:
-        for kind in (operation.request, operation.answer, operation.chunk):
+        for kind in (operation.request, operation.answer, operation.chunk, operation.anthropic):
             if isinstance(kind, type):
                 types[kind] = None
     return [*types, *PROMPTS, *CHAT_MESSAGES, *ANTHROPIC_MESSAGES, *RESPONSE_ITEMS, TOOLS, TOOL_CHOICE, NumLogprobs]
@@ -114,9 +114,8 @@ def _operation(operation: Operation, *, needs_key: bool) -> dict[str, Any]:
     }
     if operation.is_open and needs_key:
         described["security"] = []
-    if "{model}" in operation.path:
-        schema = {"type": "string", "minLength": 1}
-        described["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": schema}]
+    if parameters := _parameters(operation):
+        described["parameters"] = parameters
     if operation.request is not None:
         content = {"application/json": {"schema": _reference(operation.request)}}
         described["requestBody"] = {"required": True, "content": content}
@@ -125,12 +124,24 @@ def _operation(operation: Operation, *, needs_key: bool) -> dict[str, Any]:
     return described
 
 
+def _parameters(operation: Operation) -> list[dict[str, Any]]:
+    parameters = []
+    if "{model}" in operation.path:
+        schema: dict[str, Any] = {"type": "string", "minLength": 1}
+        parameters.append({"name": "model", "in": "path", "required": True, "schema": schema})
+    if operation.anthropic is not None:
+        told = "With it the answer has Anthropic's shape."
+        schema = {"type": "string"}
+        parameters.append({"name": "anthropic-version", "in": "header", "description": told, "schema": schema})
+    return parameters
+
+
 def _success(operation: Operation) -> dict[str, Any]:
     if isinstance(operation.answer, str):
         schema: dict[str, Any] = {"type": "object" if operation.answer == "application/json" else "string"}
         content = {operation.answer: {"schema": schema}}
     else:
-        content = {"application/json": {"schema": _reference(operation.answer)}}
+        content = {"application/json": {"schema": _reference(operation.answer, operation.anthropic)}}
     description = operation.summary
     if operation.stream:
         content["text/event-stream"] = {"schema": _event(operation)}
@@ -153,10 +164,13 @@ def _event(operation: Operation) -> dict[str, Any]:
 def _refusal(operation: Operation, status: int) -> dict[str, Any]:
     shape = answers.Status if (operation.path, status) == NOT_READY else operation.error
     headers = {**REQUEST_ID, **RETRY_AFTER} if status in (429, 503) else REQUEST_ID
-    content = {"application/json": {"schema": _reference(shape)}}
+    other = anthropic_answers.AnthropicError if operation.anthropic is not None else None
+    content = {"application/json": {"schema": _reference(shape, other)}}
     description = operation.not_found if status == 404 else REFUSALS[status]
     return {"description": description, "headers": headers, "content": content}
 
 
-def _reference(kind: type[Any]) -> dict[str, str]:
+def _reference(kind: type[Any], other: type[Any] | None = None) -> dict[str, Any]:
+    if other is not None:
+        return {"anyOf": [_reference(kind), _reference(other)]}
     return {"$ref": REF.format(name=kind.__name__)}

@@ -8,7 +8,7 @@ from services.gateway.api.messages_request import CountTokensRequest, MessagesRe
 from services.gateway.api.responses_request import ResponsesRequest
 from services.gateway.api.schema import ChatRequest, CompletionRequest
 from services.gateway.api.tokenize import DetokenizeRequest, TokenizeRequest
-from services.gateway.openapi import answers
+from services.gateway.openapi import answers, anthropic_answers
 
 REFUSALS = {
     400: "The request is wrong; nothing of it has reached an executor.",
@@ -45,11 +45,13 @@ class Operation:
     """What 404 means."""
     is_open: bool = False
     """Whether it needs no key."""
+    anthropic: type[Any] | None = None
+    """Type of the answer to Anthropic's clients, where that is another: then their errors are other ones, too."""
 
     @property
     def error(self) -> type[Any]:
         """The shape of its errors."""
-        return answers.AnthropicError if self.path.startswith(ANTHROPIC_ROUTES) else answers.Error
+        return anthropic_answers.AnthropicError if self.path.startswith(ANTHROPIC_ROUTES) else answers.Error
 
 
 _CHUNKS = (
@@ -130,7 +132,7 @@ OPERATIONS = (
         "post",
         "/v1/messages",
         "Answer a conversation, as Anthropic's Messages API",
-        answers.Message,
+        anthropic_answers.Message,
         GENERATING,
         MessagesRequest,
         _MESSAGES,
@@ -140,7 +142,7 @@ OPERATIONS = (
         "post",
         "/v1/messages/count_tokens",
         "Count the tokens of a conversation's prompt",
-        answers.TokenCount,
+        anthropic_answers.TokenCount,
         READING,
         CountTokensRequest,
     ),
@@ -153,8 +155,22 @@ OPERATIONS = (
         TokenizeRequest,
     ),
     Operation("post", "/detokenize", "Token ids to text", answers.Detokenized, READING, DetokenizeRequest),
-    Operation("get", "/v1/models", "The models that are served: one", answers.ModelList, (401, 500, 503)),
-    Operation("get", "/v1/models/{model}", "The model by its name", answers.Model, (401, 404, 500, 503)),
+    Operation(
+        "get",
+        "/v1/models",
+        "The models that are served: one",
+        answers.ModelList,
+        (401, 500, 503),
+        anthropic=anthropic_answers.AnthropicModelList,
+    ),
+    Operation(
+        "get",
+        "/v1/models/{model}",
+        "The model by its name",
+        answers.Model,
+        (401, 404, 500, 503),
+        anthropic=anthropic_answers.AnthropicModel,
+    ),
     Operation("get", "/health", "200 while the process lives", answers.Status, (500,), is_open=True),
     Operation("get", "/ready", "200 once requests can be served", answers.Status, (500, 503), is_open=True),
     Operation("get", "/metrics", "Metrics for Prometheus", "text/plain", (401, 500)),
