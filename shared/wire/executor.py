@@ -4,7 +4,7 @@ Each tick the scheduler sends a ``BatchPlan`` (differences only); the executor a
 ``BatchResult`` or ``BatchFailed``, in the order of the plans.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Annotated, NamedTuple
 
 from msgspec import Meta, Struct
@@ -188,12 +188,6 @@ def work_of(plan: BatchPlan) -> list[Work]:
         Work(lane, start, num_tokens, bool(sample))
         for lane, start, num_tokens, sample in zip(lanes, starts, counts, samples, strict=True)
     ]
-
-
-def appends_of(plan: BatchPlan) -> Iterator[Append]:
-    """The plan's appends in order. Raises ValueError when its columns do not fit together."""
-    lanes, blocks = tokens.unpack(plan.append_lanes), tokens.unpack(plan.append_blocks)
-    return map(Append._make, zip(lanes, blocks, strict=True))
 
 
 def samples_of(result: BatchResult) -> list[Sample]:

@@ -16,10 +16,10 @@ from services.executor.backends.fake import FakeBackend
 from services.executor.batch import StepBatch
 from services.executor.stepper import Step, Stepper
 from shared.wire import codec, tokens
-from shared.wire.executor import BatchFailed, BatchPlan, BatchResult, ExecutorHello, appends_of, work_of
+from shared.wire.executor import BatchFailed, BatchPlan, BatchResult, ExecutorHello, work_of
 from shared.wire.facts import ExecutorLimits, ModelFacts
 from tests.fakes.device_backend import DeviceBackend
-from tests.fakes.plans import run_plan
+from tests.fakes.plans import appends_of, run_plan
 
 
 class FaultyBackend(FakeBackend):

@@ -1,10 +1,10 @@
 """Short ways to write plans for executor tests."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from services.executor.stepper import Stepper
 from shared.wire import tokens
-from shared.wire.executor import Admit, BatchFailed, BatchPlan, BatchResult, samples_of
+from shared.wire.executor import Admit, Append, BatchFailed, BatchPlan, BatchResult, samples_of
 from shared.wire.sampling import Sampling
 
 
@@ -28,6 +28,12 @@ def admit(
         blocks=tokens.pack(blocks),
         sampling=sampling or Sampling(),
     )
+
+
+def appends_of(plan: BatchPlan) -> Iterator[Append]:
+    """The plan's appends in order. Raises ValueError when its columns do not fit together."""
+    lanes, blocks = tokens.unpack(plan.append_lanes), tokens.unpack(plan.append_blocks)
+    return map(Append._make, zip(lanes, blocks, strict=True))
 
 
 def run_plan(stepper: Stepper, plan: BatchPlan) -> BatchResult | BatchFailed:

@@ -48,6 +48,12 @@ class Answer:
 Script = Callable[[Submit], Answer]
 
 
+def says(text: str, finish: FinishReason = "stop", **fields: Any) -> Script:
+    """Every request gets this text, a byte per token, and an end token where that ends it."""
+    ids = [*text.encode(), *([fake_model.IM_END] if finish == "stop" else [])]
+    return lambda submit: Answer(ids, finish, **fields)
+
+
 @dataclass
 class Run:
     """One accepted submit."""

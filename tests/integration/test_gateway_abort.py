@@ -15,6 +15,7 @@ from services.gateway.api import answer, note
 from services.gateway.api.note import Note
 from services.gateway.gateway import Gateway
 from services.gateway.generation import Generation
+from tests.fakes.conversations import OTHER_APIS
 from tests.fakes.gateway_world import World, world
 from tests.fakes.scripted_scheduler import Answer, ScriptedScheduler
 from tests.fakes.waiting import await_until
@@ -112,6 +113,17 @@ async def test_abort_09_a_disconnect_is_seen_at_once_in_every_mode(stream: bool,
     scheduler = ScriptedScheduler(lambda submit: Answer([300] * 2000), auto=False)
     async with world(scheduler) as w:
         assert min([await _seen_after(w, stream=stream, way=way) for _ in range(5)]) < 0.1
+        await w.until_idle()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("path", OTHER_APIS)
+async def test_abort_09_a_client_of_another_api_that_leaves_cancels(path: str, stream: bool) -> None:
+    async with world(ScriptedScheduler(auto=False)) as w:
+        asking = asyncio.create_task(w.post(path, **OTHER_APIS[path], stream=stream))
+        await await_until(lambda: w.scheduler.runs, 5, "it runs")
+        asking.cancel()
+        await await_until(lambda: w.scheduler.cancels, 2, "the cancel reached the scheduler")
         await w.until_idle()
 
 

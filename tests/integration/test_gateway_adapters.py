@@ -3,17 +3,14 @@
 pip install --constraint constraints.txt --editable '.[dev,adapters]'
 """
 
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
-from shared import fake_model
-from shared.wire.gateway import Submit
 from tests.fakes.gateway_world import World, world
-from tests.fakes.scripted_scheduler import Answer, ScriptedScheduler
+from tests.fakes.scripted_scheduler import ScriptedScheduler, says
 
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Bern"}}</tool_call>'
 FUNCTION: dict[str, Any] = {
@@ -26,10 +23,6 @@ TOOL = {"type": "function", "function": FUNCTION}
 
 class Colour(BaseModel):
     name: str
-
-
-def says(text: str) -> Callable[[Submit], Answer]:
-    return lambda submit: Answer([*text.encode(), fake_model.IM_END], "stop")
 
 
 def adapter(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:

@@ -1,6 +1,5 @@
 """``/v1/messages`` through Anthropic's own client and as raw bytes: shapes, errors, and what becomes of the request."""
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,21 +10,15 @@ import pytest
 
 from services.gateway import generation
 from services.gateway.api.guards import MAX_BODY_BYTES
-from shared import fake_model
 from shared.wire import tokens
-from shared.wire.gateway import Submit
 from tests.fakes.answers import named_events
+from tests.fakes.conversations import prompt_of
 from tests.fakes.gateway_world import World, world
-from tests.fakes.scripted_scheduler import Answer, Script, ScriptedScheduler
+from tests.fakes.scripted_scheduler import Answer, Script, ScriptedScheduler, says
 from tests.fakes.waiting import await_until
 
 HI = [{"role": "user", "content": "hi"}]
 ASK: dict[str, Any] = {"model": "default", "max_tokens": 50, "messages": HI}
-
-
-def says(text: str, finish: Any = "stop", **fields: Any) -> Script:
-    ids = [*text.encode(), *([fake_model.IM_END] if finish == "stop" else [])]
-    return lambda submit: Answer(ids, finish, **fields)
 
 
 @contextlib.asynccontextmanager
@@ -36,11 +29,6 @@ async def serving(script: Script, **options: Any) -> AsyncIterator[tuple[World, 
         key = options.get("api_keys", ("none",))[0]
         async with anthropic.AsyncAnthropic(base_url=w.url, api_key=key, max_retries=0, timeout=20) as client:
             yield w, client
-
-
-def prompt_of(submit: Submit) -> str:
-    """The prompt's text, special tokens spelled out."""
-    return b"".join(map(fake_model.token_bytes, tokens.unpack(submit.prompt))).decode()
 
 
 async def test_whole_and_streamed_say_the_same() -> None:
@@ -111,7 +99,7 @@ async def test_a_history_with_tools_and_thoughts_becomes_a_prompt() -> None:
         sampling = {"top_k": 7, "top_p": 0.5, "temperature": 0.25}
         await client.messages.create(**{**ASK, "messages": turns}, system=system, extra_body=sampling)
         submit = w.scheduler.submits[-1]
-        assert prompt_of(submit) == (
+        assert prompt_of(w) == (
             "<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\nWeather?<|im_end|>\n"
             '<|im_start|>assistant\nI look.\n<tool_call>\n{"name": "look", "arguments": {"where": "Ulm"}}\n</tool_call>'
             "<|im_end|>\n<|im_start|>user\n<tool_response>\nrain\n</tool_response><|im_end|>\n"
@@ -140,7 +128,7 @@ async def test_parse_reads_what_the_schema_asks_for() -> None:
 async def test_the_last_message_of_the_assistant_goes_on() -> None:
     async with serving(says("ok")) as (w, client):
         await client.messages.create(**{**ASK, "messages": [*HI, {"role": "assistant", "content": "The answer is ("}]})
-        assert prompt_of(w.scheduler.submits[-1]).endswith("<|im_start|>assistant\nThe answer is (")
+        assert prompt_of(w).endswith("<|im_start|>assistant\nThe answer is (")
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -261,8 +249,10 @@ async def test_stream_06_a_failure_after_the_first_byte_is_an_error_event() -> N
         with pytest.raises(anthropic.APIStatusError, match="the executor failed"):
             await read()
         assert seen == ["message_start", "content_block_start", *["content_block_delta"] * 3]
-        w.scheduler.auto = True
-        raw = named_events((await w.post("/v1/messages", **ASK, stream=True)).text)
+        async with w.http.stream("POST", "/v1/messages", json={**ASK, "stream": True}) as response:
+            for _ in range(3):
+                w.scheduler.tick()
+            raw = named_events((await response.aread()).decode())
         assert raw[-1] == ("error", {"type": "error", "error": {"type": "api_error", "message": "the executor failed"}})
 
 
@@ -279,28 +269,6 @@ async def test_signs_of_life_are_pings(monkeypatch: pytest.MonkeyPatch) -> None:
                 w.scheduler.auto = True
                 w.scheduler._keep_ticking()
         assert named_events(seen)[-1] == ("message_stop", {"type": "message_stop"})
-
-
-@pytest.mark.parametrize("stream", [True, False])
-async def test_abort_09_a_client_that_leaves_cancels(stream: bool) -> None:
-    async with serving(says("abc"), auto=False) as (w, _):
-        asking = asyncio.create_task(w.post("/v1/messages", **ASK, stream=stream))
-        await await_until(lambda: w.scheduler.runs, 5, "it runs")
-        asking.cancel()
-        await await_until(lambda: w.scheduler.cancels, 2, "the cancel reached the scheduler")
-        await w.until_idle()
-
-
-async def test_it_is_measured_and_logged_as_any_other(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO"):
-        async with serving(says("hello")) as (w, client):
-            await client.messages.create(**ASK)
-            await client.messages.count_tokens(model="default", messages=HI)
-            metrics = (await w.http.get("/metrics")).text
-    assert 'http_requests_total{route="/v1/messages",status="2xx"} 1.0' in metrics
-    assert 'http_requests_total{route="/v1/messages/count_tokens",status="2xx"} 1.0' in metrics
-    assert 'time_to_first_token_seconds_count{model_name="fake-model"} 1.0' in metrics
-    assert any("/v1/messages 200" in line and "output_tokens=6 finish=stop" in line for line in caplog.messages)
 
 
 THINKS_AND_CALLS = (

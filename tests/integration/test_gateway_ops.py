@@ -6,8 +6,9 @@ import logging
 import pytest
 
 from shared import log
+from tests.fakes.conversations import OTHER_APIS
 from tests.fakes.gateway_world import world
-from tests.fakes.scripted_scheduler import Answer, ScriptedScheduler
+from tests.fakes.scripted_scheduler import Answer, ScriptedScheduler, says
 from tests.fakes.waiting import await_until
 
 ORIGIN = "https://page.example"
@@ -108,6 +109,19 @@ async def test_metrics_count_what_happened() -> None:
         assert _sample(metrics, "request_max_num_generation_tokens_sum") == 5 + 5
         assert _sample(metrics, "request_time_per_output_token_seconds_count") == 3
         assert _sample(metrics, "http_request_duration_seconds_count", 'route="/v1/completions"') == 4
+
+
+@pytest.mark.parametrize("path", OTHER_APIS)
+async def test_what_another_api_answers_is_measured_and_logged_as_any_other(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        async with world(ScriptedScheduler(says("hello"))) as w:
+            await w.post(path, **OTHER_APIS[path])
+            metrics = (await w.http.get("/metrics")).text
+    assert _sample(metrics, "http_requests_total", f'route="{path}"', 'status="2xx"') == 1
+    assert _sample(metrics, "time_to_first_token_seconds_count") == 1
+    assert any(f"{path} 200" in line and "output_tokens=6 finish=stop" in line for line in caplog.messages)
 
 
 async def test_metrics_that_break_harm_no_request(

@@ -1,6 +1,5 @@
 """``/v1/responses`` through the official client and as raw bytes: events, errors, and what becomes of the request."""
 
-import asyncio
 import time
 from typing import Any
 
@@ -10,26 +9,14 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 
 from services.gateway import generation
-from shared import fake_model
 from shared.wire import tokens
-from shared.wire.gateway import Submit
 from tests.fakes.answers import named_events
+from tests.fakes.conversations import prompt_of
 from tests.fakes.gateway_world import world
-from tests.fakes.scripted_scheduler import Answer, Script, ScriptedScheduler
-from tests.fakes.waiting import await_until
+from tests.fakes.scripted_scheduler import Answer, ScriptedScheduler, says
 
 ASK: dict[str, Any] = {"model": "default", "input": "hi"}
 EVENT = pydantic.TypeAdapter[Any](ResponseStreamEvent)
-
-
-def says(text: str, finish: Any = "stop", **fields: Any) -> Script:
-    ids = [*text.encode(), *([fake_model.IM_END] if finish == "stop" else [])]
-    return lambda submit: Answer(ids, finish, **fields)
-
-
-def prompt_of(submit: Submit) -> str:
-    """The prompt's text, special tokens spelled out."""
-    return b"".join(map(fake_model.token_bytes, tokens.unpack(submit.prompt))).decode()
 
 
 async def test_whole_and_streamed_say_the_same() -> None:
@@ -141,7 +128,7 @@ async def test_a_history_with_tools_and_thoughts_becomes_a_prompt() -> None:
         fields = {"temperature": 0.25, "top_p": 0.5, "include": ["reasoning.encrypted_content"]}
         await w.openai.responses.create(model="default", input=items, instructions="Be short.", **fields)
         submit = w.scheduler.submits[-1]
-        assert prompt_of(submit) == (
+        assert prompt_of(w) == (
             "<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\nWeather?<|im_end|>\n"
             '<|im_start|>assistant\nI look.\n<tool_call>\n{"name": "look", "arguments": {"where": "Ulm"}}\n</tool_call>'
             "<|im_end|>\n<|im_start|>user\n<tool_response>\nrain\n</tool_response><|im_end|>\n"
@@ -255,25 +242,6 @@ async def test_signs_of_life_are_comments(monkeypatch: pytest.MonkeyPatch) -> No
                 w.scheduler.auto = True
                 w.scheduler._keep_ticking()
         assert named_events(seen)[-1][0] == "response.completed"
-
-
-@pytest.mark.parametrize("stream", [True, False])
-async def test_abort_09_a_client_that_leaves_cancels(stream: bool) -> None:
-    async with world(ScriptedScheduler(says("abc"), auto=False)) as w:
-        asking = asyncio.create_task(w.post("/v1/responses", **ASK, stream=stream))
-        await await_until(lambda: w.scheduler.runs, 5, "it runs")
-        asking.cancel()
-        await await_until(lambda: w.scheduler.cancels, 2, "the cancel reached the scheduler")
-        await w.until_idle()
-
-
-async def test_it_is_measured_and_logged_as_any_other(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO"):
-        async with world(ScriptedScheduler(says("hello"))) as w:
-            await w.openai.responses.create(**ASK)
-            metrics = (await w.http.get("/metrics")).text
-    assert 'http_requests_total{route="/v1/responses",status="2xx"} 1.0' in metrics
-    assert any("/v1/responses 200" in line and "output_tokens=6 finish=stop" in line for line in caplog.messages)
 
 
 async def test_thoughts_and_calls_are_items_of_their_own() -> None:

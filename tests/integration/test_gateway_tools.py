@@ -5,41 +5,15 @@ import random
 import re
 from typing import Any
 
-import pytest
-
-from services.gateway.text import fake_tokenizer, tokenizer
+from services.gateway.text import tokenizer
 from shared import fake_model
 from shared.constraints import compile_constraint, read_vocabulary
-from shared.wire import tokens
+from tests.fakes.conversations import HISTORY, PARAMETERS, TIME, WEATHER, prompt_of, tool, with_template
 from tests.fakes.gateway_world import World, error_of, events_of, world
-from tests.fakes.scripted_scheduler import Answer, Script, ScriptedScheduler
+from tests.fakes.scripted_scheduler import Answer, ScriptedScheduler, says
 
-USER = {"role": "user", "content": "hi"}
-PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
-
-
-def tool(name: str, **more: Any) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name, "parameters": PARAMETERS, **more}}
-
-
-WEATHER, TIME = tool("weather", description="Tells the weather."), tool("time")
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Zürich"}}</tool_call>'
 LATE = '<tool_call>{"name": "time", "arguments": {}}</tool_call>'
-
-
-def says(text: str) -> Script:
-    """Every request gets this text, a byte per token, and then an end token."""
-    return lambda submit: Answer([*text.encode(), fake_model.IM_END], "stop")
-
-
-def with_template(source: str) -> tokenizer.Tokenizer:
-    fake = fake_tokenizer.fake_tokenizer()
-    fake._model.chat_template = source
-    return fake
-
-
-def prompt_of(w: World) -> str:
-    return w.gateway.tokenizer.decode(tokens.unpack(w.scheduler.submits[-1].prompt), skip_special_tokens=False)
 
 
 def normal(body: str) -> str:
@@ -239,105 +213,6 @@ async def test_a_server_that_reads_no_calls_refuses_tools() -> None:
     unknown = with_template("{{ tools }}{{ messages[0].content }}")
     async with world(ScriptedScheduler(), tokenizer=unknown) as w:
         error_of(await w.chat(tools=[WEATHER]), "tools")
-
-
-HISTORY = [
-    USER,
-    {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": "ü"}'}}],
-    },
-    {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "fine"}]},
-]
-
-
-async def test_template_history_of_calls_for_a_template_without_tools() -> None:
-    async with world(ScriptedScheduler(says("ok"))) as w:
-        response = await w.chat(messages=HISTORY, tools=[WEATHER])
-        assert response.status_code == 200
-        assert prompt_of(w).endswith(
-            "<|im_start|>user\nhi<|im_end|>\n"
-            '<|im_start|>assistant\n<tool_call>\n{"name": "f", "arguments": {"a": "ü"}}\n</tool_call><|im_end|>\n'
-            "<|im_start|>user\n<tool_response>\nfine\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
-        )
-        assert '\n{"type": "function", "function": {"name": "weather"' in prompt_of(w).split("<tools>")[1]
-        await w.chat(messages=[{"role": "system", "content": "Be brief."}, *HISTORY], tools=[WEATHER])
-        assert prompt_of(w).startswith("<|im_start|>system\nBe brief.\n\nYou can call functions.")
-        assert prompt_of(w).count("<|im_start|>system") == 1
-
-
-CALLS_LOOP = (
-    "{% for m in messages %}{{ m.role }}:{{ m.content or '' }}"
-    "{% for c in m.tool_calls or [] %}CALL{% endfor %};{% endfor %}{{ tools | tojson if tools else '' }}"
-)
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        "{{ c.function.arguments | tojson }}",
-        "{{ c.function.name + c.function.arguments }}",
-        "{{ c.function.arguments }}",
-        "{% if m.content is none %}{{ c.function.arguments | tojson }}{% endif %}",
-        "{{ c.function.arguments + '' if m.content is none }}",
-    ],
-)
-async def test_template_arguments_are_given_as_each_template_takes_them(call: str) -> None:
-    source = CALLS_LOOP.replace("CALL", call)
-    async with world(ScriptedScheduler(says("ok")), tokenizer=with_template(source)) as w:
-        for arguments in ('{"a": "ü"}', {"a": "ü"}, None, ""):
-            calls = [{"function": {"name": "f", "arguments": arguments}}]
-            message = {"role": "assistant", "content": None, "tool_calls": calls}
-            assert (await w.chat(messages=[USER, message])).status_code == 200
-            assert ('{"a": "ü"}' if arguments else "{}") in prompt_of(w)
-            assert "None" not in prompt_of(w)
-        for bad in (
-            {},
-            {"name": "f", "arguments": "[1]"},
-            {"name": "f", "arguments": 5},
-            {"name": "f", "arguments": False},
-            {"name": "f", "arguments": []},
-            {"name": "f", "arguments": "{"},
-        ):
-            error_of(await w.chat(messages=[USER, {**message, "tool_calls": [{"function": bad}]}]), "messages")
-
-
-async def test_template_tools_are_given_to_a_template_that_takes_them() -> None:
-    source = CALLS_LOOP + "<tool_call>{{ raise_exception('no f') if messages[0].content == 'f' }}"
-    async with world(ScriptedScheduler(says(CALL)), tokenizer=with_template(source)) as w:
-        assert (await w.chat(tools=[WEATHER])).json()["choices"][0]["finish_reason"] == "tool_calls"
-        given = json.loads(prompt_of(w).split("user:hi;")[1].removesuffix("<tool_call>"))
-        assert given == [
-            {
-                "type": "function",
-                "function": {"name": "weather", "description": "Tells the weather.", "parameters": PARAMETERS},
-            }
-        ]
-        answer = await w.chat(messages=[{"role": "user", "content": "f"}], tools=[WEATHER])
-        message = error_of(answer, "messages")["message"]
-        assert message.endswith("no f")
-
-
-async def test_template_developer_is_system_where_the_template_knows_no_such_role() -> None:
-    messages = [{"role": "developer", "content": "d"}, USER]
-    async with world(ScriptedScheduler(says("ok"))) as w:
-        await w.chat(messages=messages)
-        assert prompt_of(w).startswith("<|im_start|>system\nd")
-    source = "{% for m in messages %}{{ m.role if m.role != 'developer' else 'boss' }}{% endfor %}"
-    async with world(ScriptedScheduler(says("ok")), tokenizer=with_template(source)) as w:
-        await w.chat(messages=messages)
-        assert prompt_of(w) == "bossuser"
-
-
-async def test_template_variables_reach_the_template() -> None:
-    source = "{{ messages[0].content }}{% if enable_thinking is not false %}<think>\n{% endif %}"
-    async with world(ScriptedScheduler(says("hm</think>4")), tokenizer=with_template(source)) as w:
-        message = (await w.chat()).json()["choices"][0]["message"]
-        assert (message["content"], message["reasoning_content"]) == ("4", "hm")
-        message = (await w.chat(chat_template_kwargs={"enable_thinking": False})).json()["choices"][0]["message"]
-        assert prompt_of(w) == "hi"
-        assert message == {"role": "assistant", "content": "hm</think>4", "refusal": None}
 
 
 async def test_thoughts_that_are_cut_off_leave_no_content() -> None:

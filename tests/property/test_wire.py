@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from shared.wire import codec, executor, gateway, tokens
 from shared.wire.codec import DecodeError
 from shared.wire.sampling import Sampling
+from tests.fakes.plans import appends_of
 from tests.fakes.wire_messages import DECODERS, SAMPLES, anything, messages_of
 
 DIRECTIONS = list(DECODERS)
@@ -156,7 +157,7 @@ def test_a_plans_rows_come_back_equal(work: list[executor.Work], appends: list[e
     plan = executor.batch_plan(1, 2, 1, appends=appends, work=work)
     decoded: Any = codec.scheduler_to_executor.decode(codec.encode(plan))
     assert executor.work_of(decoded) == work
-    assert list(executor.appends_of(decoded)) == appends
+    assert list(appends_of(decoded)) == appends
 
 
 def test_columns_of_unequal_length_are_a_value_error() -> None:
@@ -164,7 +165,7 @@ def test_columns_of_unequal_length_are_a_value_error() -> None:
     with pytest.raises(ValueError, match=r"."):
         executor.work_of(msgspec.structs.replace(good, work_starts=b""))
     with pytest.raises(ValueError, match=r"."):
-        list(executor.appends_of(msgspec.structs.replace(good, append_blocks=b"")))
+        list(appends_of(msgspec.structs.replace(good, append_blocks=b"")))
     with pytest.raises(ValueError, match=r"."):
         executor.samples_of(executor.BatchResult(1, 2, sample_lanes=tokens.pack([1])))
 
