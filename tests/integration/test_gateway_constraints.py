@@ -32,6 +32,17 @@ async def test_a_constraint_reaches_the_scheduler() -> None:
         assert sent == [Constraint("json_schema", '{"type":"integer"}'), *[Constraint("regex", "a+")] * 2]
 
 
+async def test_a_grammar_in_ebnf_reaches_the_scheduler_in_lark() -> None:
+    grammar = 'root ::= answer "."\nanswer ::= "yes" | "no" # or no other'
+    async with world(ScriptedScheduler()) as w:
+        for fields in ({"guided_grammar": grammar}, {"structured_outputs": {"grammar": grammar}, "ignore_eos": True}):
+            for send in (w.chat, w.complete):
+                assert (await send(**fields, max_tokens=2)).status_code == 200
+                submit = w.scheduler.submits[-1]
+                assert submit.sampling.constraint == Constraint("lark", 'start: ANSWER "."\nANSWER: "yes"\n     | "no"')
+                assert not submit.ignore_eos
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     (a_schema(type="strin"), "strin"),
     (a_schema(type="string", minLength=5, maxLength=2), "minLength"),
@@ -45,6 +56,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"guided_grammar": "start: nothing"}, "nothing"),
     ({"guided_grammar": "start: <|nothing|>"}, "special token"),
     ({"guided_grammar": ""}, ""),
+    ({"guided_grammar": 'root ::= ("a"'}, "Expected ')'"),
+    ({"guided_grammar": "root ::= " + "(" * 9999}, "nested too deeply"),
+    ({"structured_outputs": {"grammar": 'root ::= _a\n_a ::= "a" _a'}}, "structured_outputs"),
     ({"guided_grammar": r"start: /[^\s\S]/"}, "no text"),
 ]
 
@@ -89,6 +103,13 @@ async def test_hostile_constraints_are_refused_in_bounded_time_and_nobody_waits_
         for fields in HOSTILE:
             error_of(await w.complete(**fields), "response_format")
         assert not children(w), "the verdicts are kept"
+
+
+async def test_a_hostile_grammar_in_ebnf_is_refused_in_bounded_time() -> None:
+    """It would take a minute to see that all of its rules are patterns."""
+    chain = "".join(f"r{i} ::= r{i + 1}\n" for i in range(9999)) + 'r9999 ::= "a"\nroot ::= r0'
+    async with world(ScriptedScheduler()) as w:
+        assert "processor time" in error_of(await w.complete(guided_grammar=chain), "guided_grammar")["message"]
 
 
 async def test_a_long_constraint_for_very_many_choices_is_refused() -> None:

@@ -86,7 +86,6 @@ NESTED: dict[str, Any] = functools.reduce(lambda inner, _: {"not": inner}, range
         ({"guided_json": json.dumps(NESTED)}, "guided_json"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": NESTED}}}, "response_format"),
         ({"guided_choice": "a"}, "guided_choice"),
-        ({"guided_grammar": '\nroot ::= "a" | "b"'}, "guided_grammar"),
         ({"guided_regex": "a" * (MAX_CONSTRAINT_CHARS + 1)}, "guided_regex"),
     ],
     ids=lambda value: str(value)[:80],

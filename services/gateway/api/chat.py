@@ -39,7 +39,10 @@ async def answer_chat(request: Request, fields: ChatRequest, shape_of: ShapeOf, 
     own = fields.chat_template
     dialect = gateway.dialect if own is None else dialect_of(gateway.options, own)
     message_format = message_format_of(dialect, tool_use, inside=prompt.inside)
-    constraint = constraint_of_chat(gateway.tokenizer, settings.constraint, tool_use, message_format)
+    asked = settings.constraint
+    if asked is not None:
+        asked = await gateway.constraints.in_lark(asked, facts)
+    constraint = constraint_of_chat(gateway.tokenizer, asked, tool_use, message_format)
     if constraint is not None:
         await gateway.constraints.check(constraint, facts)
         settings = settings.constrained(constraint, facts)

@@ -27,7 +27,9 @@ async def completions(request: Request) -> Answer:
     facts = gateway.facts()
     settings = settings_of(fields, facts, gateway.new_seed(), tenant_of(request))
     if settings.constraint is not None:
-        await gateway.constraints.check(settings.constraint, facts)
+        asked = await gateway.constraints.in_lark(settings.constraint, facts)
+        await gateway.constraints.check(asked, facts)
+        settings = settings.constrained(asked, facts)
     for prompt in given:
         if not isinstance(prompt, str):
             check_token_ids(prompt, facts.vocab_size, "prompt")

@@ -5,7 +5,6 @@ is for ``services.gateway.constraint_checker`` to find out.
 """
 
 import json
-import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -14,6 +13,7 @@ from msgspec import Meta, Struct
 
 from services.gateway.api.errors import invalid
 from services.gateway.api.json_bounds import check_bounds
+from services.gateway.text.ebnf import is_ebnf
 from shared.wire.sampling import MAX_CONSTRAINT_CHARS, Constraint
 
 Choices = Annotated[list[str], Meta(min_length=1, max_length=4096)]
@@ -45,7 +45,7 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True):
     regex: str | None = None
     choice: Choices | None = None
     grammar: str | None = None
-    """In llguidance's dialect of Lark."""
+    """In llguidance's dialect of Lark, or in EBNF."""
 
 
 class ConstrainedRequest(Struct, kw_only=True):
@@ -64,6 +64,11 @@ class Asked(NamedTuple):
 
     constraint: Constraint
     param: str
+
+    @property
+    def is_ebnf(self) -> bool:
+        """Whether it is a grammar that is still to be written in Lark."""
+        return self.constraint.kind == "lark" and is_ebnf(self.constraint.source)
 
 
 def constraint_of(request: ConstrainedRequest) -> Asked | None:
@@ -112,7 +117,7 @@ def _values(
         (schema, _json),
         (regex, lambda value, _: Constraint("regex", value)),
         (choice, lambda value, _: _choice(value)),
-        (grammar, _lark),
+        (grammar, lambda value, _: Constraint("lark", value)),
     )
     return [
         Asked(read(value, param), param)
@@ -132,12 +137,6 @@ def _json(schema: JsonSchema, param: str) -> Constraint:
             raise invalid(f"{param}: a schema must be an object, or the JSON text of one", param) from None
     check_bounds(schema, param)
     return Constraint("json_schema", msgspec.json.encode(schema).decode())
-
-
-def _lark(grammar: str, param: str) -> Constraint:
-    if re.match(r"\s*[\w-]+\s*::=", grammar):
-        raise invalid(f"{param}: grammars are written in Lark (start: ...), not in EBNF (root ::= ...)", param)
-    return Constraint("lark", grammar)
 
 
 def _choice(choices: list[str]) -> Constraint:
