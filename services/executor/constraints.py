@@ -6,31 +6,30 @@ copy of the compiled constraint and catches up. Compiling is done in threads of 
 use; a step never waits for it for long.
 """
 
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
+from services.executor.background import Background
 from services.executor.batch import SampleRow
 from shared.constraints import ConstraintError, compile_constraint
 from shared.wire.facts import ModelFacts
 from shared.wire.sampling import Constraint
-
-Result = TypeVar("Result")
 
 PATIENCE_S = 0.005
 """How long one step waits for constraints that are still being compiled; what takes longer comes in a later step."""
 PATIENCE_ALONE_S = 0.1
 """The same where no other row would get a token: nobody is held up."""
 OVERDUE_S = 30.0
-"""A constraint that has not been compiled by then fails: gateways let none through that takes a tenth of it."""
+"""A constraint that takes so long to compile fails: gateways let none through that takes a tenth of it."""
+MAX_COMPILING = 2
+"""At once; more wait for their turn, as the steps need the cores."""
 MAX_COMPILED = 256
 """Compiled constraints that are kept, those in use longest ago first to go."""
 MAX_KEPT_S = 10.0
@@ -53,18 +52,20 @@ class Masks:
 
 
 class _Compiled:
-    """A constraint and the thread that compiles it."""
+    """A constraint that is compiled in the background."""
 
-    def __init__(self, constraint: Constraint, vocabulary: Future[LLTokenizer]) -> None:
-        self.begun_at = time.monotonic()
+    def __init__(self, constraint: Constraint, vocabulary: Future[LLTokenizer], background: Background) -> None:
+        self.begun_at: float | None = None
+        """None while it waits for its turn."""
         self.took_s = 0.0
         """Processor time, once it is compiled."""
-        self.matcher = _in_thread(lambda: self._compile(constraint, vocabulary.result()))
+        self.matcher = background.do(lambda: self._compile(constraint, vocabulary))
 
-    def _compile(self, constraint: Constraint, vocabulary: LLTokenizer) -> LLMatcher:
+    def _compile(self, constraint: Constraint, vocabulary: Future[LLTokenizer]) -> LLMatcher:
+        self.begun_at = time.monotonic()
         before_s = time.thread_time()
         try:
-            return compile_constraint(constraint, vocabulary)
+            return compile_constraint(constraint, vocabulary.result())
         finally:
             self.took_s = time.thread_time() - before_s
 
@@ -82,11 +83,12 @@ class Constraints:
     """Of one executor. Called from the compute thread only."""
 
     def __init__(self, facts: ModelFacts, read_vocabulary: Callable[[], LLTokenizer]) -> None:
-        """The vocabulary is read, in a thread, when the first constraint comes."""
+        """The vocabulary is read, in the background, when the first constraint comes."""
         self._vocab_size = facts.vocab_size
         self._ends = np.array(facts.eos_token_ids, np.int64)
         self._read_vocabulary = read_vocabulary
         self._vocabulary: Future[LLTokenizer] | None = None
+        self._background = Background("constraint", MAX_COMPILING, lambda error: ConstraintError(type(error).__name__))
         self._compiled: OrderedDict[Constraint, _Compiled] = OrderedDict()
         self._lanes: dict[int, _Lane] = {}
 
@@ -140,8 +142,8 @@ class Constraints:
         compiled = self._compiled.get(constraint)
         if compiled is None:
             if self._vocabulary is None:
-                self._vocabulary = _in_thread(self._read_vocabulary)
-            compiled = self._compiled[constraint] = _Compiled(constraint, self._vocabulary)
+                self._vocabulary = self._background.do(self._read_vocabulary)
+            compiled = self._compiled[constraint] = _Compiled(constraint, self._vocabulary, self._background)
         self._compiled.move_to_end(constraint)
         kept_s = sum(each.took_s for each in self._compiled.values())
         while len(self._compiled) > MAX_COMPILED or (kept_s > MAX_KEPT_S and len(self._compiled) > 1):
@@ -155,7 +157,7 @@ class Constraints:
         except ConstraintError:
             raise ConstraintError("the constraint cannot be compiled") from None
         except TimeoutError:
-            if time.monotonic() - compiled.begun_at > OVERDUE_S:
+            if compiled.begun_at is not None and time.monotonic() - compiled.begun_at > OVERDUE_S:
                 raise ConstraintError("the constraint takes too long to compile") from None
             raise
 
@@ -173,19 +175,3 @@ def _allowed(matcher: LLMatcher, vocab_size: int) -> Allowed:
 def unpacked(allowed: Allowed, vocab_size: int) -> NDArray[np.uint8]:
     """[V] 1 where a token may come next, else 0."""
     return np.unpackbits(allowed, count=vocab_size, bitorder="little")
-
-
-def _in_thread(work: Callable[[], Result]) -> Future[Result]:
-    """Run ``work`` where nobody waits for it, not even the end of the process."""
-    result: Future[Result] = Future()
-
-    def run() -> None:
-        try:
-            result.set_result(work())
-        except Exception as error:
-            result.set_exception(error)
-        except BaseException as error:  # a panic in native code is no Exception, and must end no other thread
-            result.set_exception(ConstraintError(type(error).__name__))
-
-    threading.Thread(target=run, name="constraint", daemon=True).start()
-    return result

@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Iterator
-from threading import Event
+from threading import Event, Lock
 
 import numpy as np
 import pytest
-from llguidance import LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
 from services.executor import constraints
 from services.executor.backends.fake import FakeBackend
@@ -15,7 +15,7 @@ from services.executor.constraints import Constraints
 from services.executor.stepper import Stepper
 from services.scheduler.core.limits import Settings
 from shared import fake_model
-from shared.constraints import read_vocabulary
+from shared.constraints import compile_constraint, read_vocabulary
 from shared.wire import tokens
 from shared.wire.executor import Admit, BatchResult, LaneFailure, Work, batch_plan, samples_of
 from shared.wire.facts import ExecutorLimits
@@ -106,8 +106,39 @@ def test_a_step_does_not_wait_for_what_takes_long(monkeypatch: pytest.MonkeyPatc
 def test_what_is_never_compiled_fails_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     held = Constraints(WORDS, lambda: Event().wait())  # type: ignore[arg-type, return-value]
     monkeypatch.setattr(constraints, "PATIENCE_ALONE_S", 0.0)
+    assert held.masks([a_row("")]).late == {0}
     monkeypatch.setattr(constraints, "OVERDUE_S", 0.0)
-    assert held.masks([a_row("")]).failures == {0: "the constraint takes too long to compile"}
+    late = {0: "the constraint takes too long to compile"}
+    wait_until(lambda: held.masks([a_row("")]).failures == late, 60, "it has begun, and does not end")
+
+
+def test_only_so_many_are_compiled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    most, running, may_end, lock = 0, 0, Event(), Lock()
+
+    def slowly(constraint: Constraint, vocabulary: LLTokenizer) -> LLMatcher:
+        nonlocal most, running
+        with lock:
+            running += 1
+            most = max(most, running)
+        may_end.wait(60)
+        with lock:
+            running -= 1
+        return compile_constraint(constraint, vocabulary)
+
+    monkeypatch.setattr(constraints, "compile_constraint", slowly)
+    monkeypatch.setattr(constraints, "PATIENCE_ALONE_S", 0.0)
+    monkeypatch.setattr(constraints, "OVERDUE_S", 0.0)
+    held = a_set()
+    some = [Constraint("regex", f"a{{{number}}}") for number in range(1, 9)]
+    for each in some:
+        held.prepare(each)
+    wait_until(lambda: running == constraints.MAX_COMPILING, 60, "as many as may are compiled")
+    rows = [a_row("", each, lane) for lane, each in enumerate(some)]
+    assert held.masks(rows).late == {*range(constraints.MAX_COMPILING, 8)}, "who waits for its turn is not overdue"
+    may_end.set()
+    monkeypatch.setattr(constraints, "OVERDUE_S", 60.0)
+    wait_until(lambda: not held.masks(rows).late, 60, "all are compiled")
+    assert most == constraints.MAX_COMPILING
 
 
 @pytest.mark.parametrize(("bound", "most"), [("MAX_COMPILED", 3), ("MAX_KEPT_S", 3.5e-9)])
