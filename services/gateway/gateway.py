@@ -29,8 +29,9 @@ Result = TypeVar("Result")
 TEXT_THREADS = 2
 TEXT_TIMEOUT_S = 30.0
 """For tokenizing, rendering and the like, from when it is asked for."""
-SHORT_CHARS = 1000
-"""Tokenized in about 0.2 ms, which is what the way to another thread and back costs."""
+SHORT = 1000
+"""Characters of a text, or bytes of a request: tokenized in about 0.2 ms, which is what the way to another thread and
+back costs."""
 DEFAULT_MODEL_NAME = "default"
 """Reaches the served model whatever its name."""
 
@@ -111,9 +112,9 @@ class Gateway:
         text = f"{self.options.seed} request {self._num_seeds}".encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") & SEED_MASK
 
-    async def on_text(self, work: Callable[[], Result], num_chars: int) -> Result:
-        """Do work on a text of so many characters: off the event loop unless it is short. Raises ApiError (503)."""
-        return work() if num_chars <= SHORT_CHARS else await self.in_thread(work)
+    async def on_text(self, work: Callable[[], Result], length: int) -> Result:
+        """Work on a text or a request of that length: off the event loop unless it is short. Raises ApiError (503)."""
+        return work() if length <= SHORT else await self.in_thread(work)
 
     async def in_thread(self, work: Callable[[], Result]) -> Result:
         """Run slow text work off the event loop. Raises ApiError (503) when it has not ended in time.

@@ -160,6 +160,23 @@ async def test_ops_46_health_answers_while_long_texts_are_tokenized() -> None:
         assert answered > 10, "each of the four would hold it up at most once or twice, were it tokenized on the loop"
 
 
+async def test_ops_46_health_answers_while_long_conversations_are_read() -> None:
+    many = [{"role": "user", "content": "a"}] * 49_998
+    async with world(ScriptedScheduler(auto=False)) as w:
+        work = [
+            asyncio.create_task(w.chat(messages=[*many, {"role": "user"}])),
+            asyncio.create_task(w.post("/v1/responses", input=[*many, {"role": "user"}])),
+            asyncio.create_task(w.post("/v1/messages", messages=[*many, {"role": "user"}], max_tokens=1)),
+            asyncio.create_task(w.complete(prompt=[*[1] * 3_000_000, -1])),
+        ]
+        answered = 0
+        while not all(task.done() for task in work):
+            assert (await w.http.get("/health")).status_code == 200
+            answered += 1
+        assert [task.result().status_code for task in work] == [400] * 4
+        assert answered > 20, "each of the four would hold it up at most four times, were it read on the loop"
+
+
 async def test_ops_47_no_log_line_quotes_a_request(caplog: pytest.LogCaptureFixture) -> None:
     secret = "SECRET-77"
     with caplog.at_level(logging.INFO):

@@ -105,7 +105,7 @@ async def test_what_waits_too_long_for_a_thread_gets_503(monkeypatch: pytest.Mon
             asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
 
         blocked = [loop.run_in_executor(w.gateway._text_threads, block) for _ in range(gateway_module.TEXT_THREADS)]
-        long = [{"role": "user", "content": "a" * (2 * gateway_module.SHORT_CHARS)}]
+        long = [{"role": "user", "content": "a" * (2 * gateway_module.SHORT)}]
         response = await w.chat(messages=long, max_tokens=1)
         assert (response.status_code, response.headers["retry-after"]) == (503, "1")
         assert not w.scheduler.submits

@@ -9,7 +9,7 @@ import pytest
 from services.gateway.api import messages_request, responses_request
 from services.gateway.api.constraints import constraint_of
 from services.gateway.api.errors import ApiError
-from services.gateway.api.json_bounds import MAX_DEPTH, MAX_INNER, check_bounds
+from services.gateway.api.json_bounds import MAX_DEPTH, MAX_INNER, MAX_VALUES, check_bounds
 from services.gateway.api.messages_request import MessagesRequest
 from services.gateway.api.prompts import messages_of
 from services.gateway.api.refusals import MESSAGES, RESPONSES
@@ -30,7 +30,12 @@ def test_what_is_within_bounds(good: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "why"), [(nested(MAX_DEPTH + 1), "levels"), ([{"a": []}] * (MAX_INNER // 2 + 1), "lists")]
+    ("bad", "why"),
+    [
+        (nested(MAX_DEPTH + 1), "levels"),
+        ([{"a": []}] * (MAX_INNER // 2 + 1), "lists"),
+        ([[1] * (MAX_VALUES // 2)] * 2, "values"),
+    ],
 )
 def test_what_is_not(bad: Any, why: str) -> None:
     with pytest.raises(ApiError, match=why) as raised:
@@ -51,6 +56,16 @@ def read_messages(body: bytes) -> None:
 
 def read_responses(body: bytes) -> None:
     messages_of(checked(responses_request.chat_fields(parse(body, ResponsesRequest, RESPONSES)), ChatRequest).messages)
+
+
+def test_arguments_of_all_calls_count_together() -> None:
+    def history(num_calls: int) -> list[Any]:
+        call = {"type": "function", "function": {"name": "f", "arguments": json.dumps({"a": [{}] * 9_000})}}
+        return [{"role": "assistant", "content": None, "tool_calls": [call] * num_calls}]
+
+    messages_of(history(5))
+    with pytest.raises(ApiError, match="objects and lists"):
+        messages_of(history(6))
 
 
 MANY: list[Any] = [{"role": "user", "content": "a"}] * (MAX_INNER + 1)

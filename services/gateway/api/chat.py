@@ -1,5 +1,6 @@
 """``POST /v1/chat/completions``, and what every other endpoint that answers a conversation does with it."""
 
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -35,7 +36,7 @@ async def answer_chat(request: Request, fields: ChatRequest, shape_of: ShapeOf, 
     facts = gateway.facts()
     settings = settings_of(fields, facts, gateway.new_seed(), tenant_of(request))
     tool_use = tool_use_of(fields)
-    prompt = await encode_chat(gateway, fields, facts, tool_use)
+    prompt = await encode_chat(gateway, fields, facts, tool_use, len(await request.body()))
     own = fields.chat_template
     dialect = gateway.dialect if own is None else dialect_of(gateway.options, own)
     message_format = message_format_of(dialect, tool_use, inside=prompt.inside)
@@ -50,22 +51,27 @@ async def answer_chat(request: Request, fields: ChatRequest, shape_of: ShapeOf, 
     return Answer(gateway, settings, [prompt.ids], facts, shape_of, answer_id, message_format=message_format)
 
 
-async def encode_chat(gateway: Gateway, fields: ChatRequest, facts: ModelFacts, tool_use: ToolUse | None) -> ChatPrompt:
-    """Token ids of the conversation. Raises ApiError (400)."""
-    conversation = _conversation(fields, tool_use)
-    tokenizer, add_special_tokens = gateway.tokenizer, bool(fields.add_special_tokens)
-    own, text = fields.chat_template, ""
-    if own is not None:
-        gateway.request_templates.check(own)
+async def encode_chat(
+    gateway: Gateway, fields: ChatRequest, facts: ModelFacts, tool_use: ToolUse | None, num_bytes: int
+) -> ChatPrompt:
+    """Token ids of the conversation in a request of so many bytes. Raises ApiError (400)."""
+    own, tokenizer, most = fields.chat_template, gateway.tokenizer, facts.context_len
+    add_special_tokens = bool(fields.add_special_tokens)
 
-    def encode() -> ChatPrompt:
-        written = text if own is not None else rendered(tokenizer.chat_template(tool_use is not None), conversation)
-        return encoded(tokenizer, written, add_special_tokens=add_special_tokens, max_tokens=facts.context_len)
+    def encode(text: str) -> ChatPrompt:
+        return encoded(tokenizer, text, add_special_tokens=add_special_tokens, max_tokens=most)
+
+    def all_at_once() -> ChatPrompt:
+        template = tokenizer.chat_template(tool_use is not None)
+        return encode(rendered(template, _conversation(fields, tool_use)))
 
     try:
-        if own is not None:
-            text = await gateway.request_templates.render(own, tokenizer.special_tokens, conversation)
-        return await gateway.on_text(encode, len(text) + conversation.num_chars)
+        if own is None:
+            return await gateway.on_text(all_at_once, num_bytes)
+        gateway.request_templates.check(own)
+        conversation = await gateway.on_text(partial(_conversation, fields, tool_use), num_bytes)
+        text = await gateway.request_templates.render(own, tokenizer.special_tokens, conversation)
+        return await gateway.on_text(partial(encode, text), len(text))
     except TemplateError as error:
         raise invalid(str(error), "messages" if own is None else "chat_template") from None
     except TooLong as error:

@@ -21,19 +21,16 @@ from shared.wire.facts import ModelFacts
 async def completions(request: Request) -> Answer:
     """Continue each prompt."""
     gateway = gateway_of(request)
-    fields = parse(await request.body(), CompletionRequest)
+    body = await request.body()
+    fields = parse(body, CompletionRequest)
     gateway.check_model(fields.model)
-    given = prompts_of(fields.prompt)
     facts = gateway.facts()
     settings = settings_of(fields, facts, gateway.new_seed(), tenant_of(request))
     if settings.constraint is not None:
         asked = await gateway.constraints.in_lark(settings.constraint, facts)
         await gateway.constraints.check(asked, facts)
         settings = settings.constrained(asked, facts)
-    for prompt in given:
-        if not isinstance(prompt, str):
-            check_token_ids(prompt, facts.vocab_size, "prompt")
-    prompts = await _encoded(gateway, given, facts, add_special_tokens=fields.add_special_tokens is not False)
+    prompts = await _encoded(gateway, fields, facts, len(body))
     echoes = await _echoes(gateway, prompts, skip_special=settings.skip_special_tokens) if settings.echo else None
     answer_id = "cmpl-" + note_of(request.scope).id
     return Answer(gateway, settings, prompts, facts, CompletionChunks, answer_id, echoes)
@@ -46,21 +43,21 @@ async def _echoes(gateway: Gateway, prompts: Sequence[list[int]], *, skip_specia
     return await gateway.in_thread(decode)
 
 
-async def _encoded(
-    gateway: Gateway, given: Sequence[Prompt], facts: ModelFacts, *, add_special_tokens: bool
-) -> list[list[int]]:
+async def _encoded(gateway: Gateway, fields: CompletionRequest, facts: ModelFacts, num_bytes: int) -> list[list[int]]:
+    """The prompts of a request of so many bytes. Raises ApiError (400)."""
+    add_special_tokens = fields.add_special_tokens is not False
+
     def ids_of(prompt: Prompt) -> list[int]:
         if not isinstance(prompt, str):
+            check_token_ids(prompt, facts.vocab_size, "prompt")
             return prompt
         return gateway.tokenizer.encode(prompt, add_special_tokens=add_special_tokens, max_tokens=facts.context_len)
 
     def encode() -> list[list[int]]:
-        return [ids_of(prompt) for prompt in given]
+        return [ids_of(prompt) for prompt in prompts_of(fields.prompt)]
 
-    if not any(isinstance(prompt, str) for prompt in given):
-        return [prompt for prompt in given if not isinstance(prompt, str)]
     try:
-        prompts = await gateway.on_text(encode, sum(len(prompt) for prompt in given))
+        prompts = await gateway.on_text(encode, num_bytes)
     except TooLong as error:
         raise prompt_too_long(error.num_tokens, facts) from None
     if not all(prompts):

@@ -9,20 +9,39 @@ from services.gateway.api.errors import invalid
 MAX_DEPTH = 64
 """Levels: what works on it by recursion must get to its end."""
 MAX_INNER = 50_000
-"""Objects and lists in all: while they are gone through no stream gets a token."""
+"""Objects and lists in all."""
+MAX_VALUES = 500_000
+"""Values in all: while they are gone through streams get their tokens late."""
+
+
+class Bounds:
+    """What one field may still hold."""
+
+    def __init__(self, param: str) -> None:
+        self._param = param
+        self._inner_left = MAX_INNER
+        self._values_left = MAX_VALUES
+
+    def take(self, value: Any) -> None:
+        """Raise ApiError (400) for JSON that is nested too deeply, or is too much with what was taken before."""
+        level = [value]
+        for _ in range(MAX_DEPTH):
+            self._values_left -= sum(len(outer) for outer in level if isinstance(outer, dict | list))
+            if self._values_left < 0:
+                raise invalid(f"{self._param} has more than {MAX_VALUES} values", self._param)
+            inner = (inner for outer in level for inner in _inside(outer))
+            level = list(islice(inner, self._inner_left + 1))
+            if not level:
+                return
+            self._inner_left -= len(level)
+            if self._inner_left < 0:
+                raise invalid(f"{self._param} has more than {MAX_INNER} objects and lists", self._param)
+        raise invalid(f"{self._param} is nested more than {MAX_DEPTH} levels deep", self._param)
 
 
 def check_bounds(value: Any, param: str) -> None:
-    """Raise ApiError (400) for JSON that is nested too deeply or has too many objects and lists."""
-    level, room = [value], MAX_INNER
-    for _ in range(MAX_DEPTH):
-        level = list(islice((inner for outer in level for inner in _inside(outer)), room + 1))
-        if not level:
-            return
-        room -= len(level)
-        if room < 0:
-            raise invalid(f"{param} has more than {MAX_INNER} objects and lists", param)
-    raise invalid(f"{param} is nested more than {MAX_DEPTH} levels deep", param)
+    """The same for a field that is all there at once."""
+    Bounds(param).take(value)
 
 
 def _inside(value: Any) -> Iterator[Any]:

@@ -17,17 +17,20 @@ from services.gateway.shapes.messages import Messages
 
 async def messages(request: Request) -> Answer:
     """Answer the conversation."""
-    fields = parse(await request.body(), MessagesRequest, MESSAGES)
+    body = await request.body()
+    fields = parse(body, MessagesRequest, MESSAGES)
     with fields_called(CHAT_NAMES):
-        return await answer_chat(request, checked(chat_fields(fields), ChatRequest), Messages, "msg_")
+        chat = await gateway_of(request).on_text(lambda: checked(chat_fields(fields), ChatRequest), len(body))
+        return await answer_chat(request, chat, Messages, "msg_")
 
 
 async def count_tokens(request: Request) -> Response:
     """How many tokens the prompt has that the conversation becomes."""
     gateway = gateway_of(request)
-    fields = parse(await request.body(), CountTokensRequest, MESSAGES)
+    body = await request.body()
+    fields = parse(body, CountTokensRequest, MESSAGES)
     gateway.check_model(fields.model)
     with fields_called(CHAT_NAMES):
-        chat = checked(chat_fields(fields), ChatRequest)
-        prompt = await encode_chat(gateway, chat, gateway.facts(), tool_use_of(chat))
+        chat = await gateway.on_text(lambda: checked(chat_fields(fields), ChatRequest), len(body))
+        prompt = await encode_chat(gateway, chat, gateway.facts(), tool_use_of(chat), len(body))
     return json_response({"input_tokens": len(prompt.ids)})

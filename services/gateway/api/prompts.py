@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from services.gateway.api.errors import ApiError, invalid
-from services.gateway.api.json_bounds import check_bounds
+from services.gateway.api.json_bounds import Bounds
 from services.gateway.api.schema import unknown_fields
 
 MAX_PROMPTS = 1024
@@ -65,11 +65,12 @@ def messages_of(value: Any) -> list[dict[str, Any]]:
     """The messages of a chat as templates take them: content is one string. Raises ApiError (400)."""
     if not isinstance(value, list) or not value:
         raise invalid("messages must be a list of at least one message", "messages")
-    check_bounds(value, "messages")
-    return [_message(message, f"messages[{index}]") for index, message in enumerate(value)]
+    bounds = Bounds("messages")
+    bounds.take(value)
+    return [_message(message, f"messages[{index}]", bounds) for index, message in enumerate(value)]
 
 
-def _message(message: Any, place: str) -> dict[str, Any]:
+def _message(message: Any, place: str, bounds: Bounds) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise invalid(f"{place} must be an object", "messages")
     role = message.get("role")
@@ -84,7 +85,7 @@ def _message(message: Any, place: str) -> dict[str, Any]:
                 raise invalid(f"{place}.{name} must be a string", "messages")
             checked[name] = text
     if (calls := message.get("tool_calls")) is not None and calls != []:
-        checked["tool_calls"] = _tool_calls(calls, f"{place}.tool_calls")
+        checked["tool_calls"] = _tool_calls(calls, f"{place}.tool_calls", bounds)
     return checked
 
 
@@ -132,7 +133,7 @@ def unsupported_part(kind: str, place: str) -> ApiError:
     return invalid_at(place, f"is content of type {kind[:40]!r}, which is not supported: only text is")
 
 
-def _tool_calls(calls: Any, place: str) -> list[dict[str, Any]]:
+def _tool_calls(calls: Any, place: str, bounds: Bounds) -> list[dict[str, Any]]:
     """Templates take a call's arguments as an object; clients send them back as the JSON text they got."""
     if not isinstance(calls, list):
         raise invalid(f"{place} must be a list", "messages")
@@ -141,12 +142,12 @@ def _tool_calls(calls: Any, place: str) -> list[dict[str, Any]]:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise invalid(f"{place}[{index}].function must be an object with a name", "messages")
-        arguments = _arguments(function.get("arguments"), f"{place}[{index}].function.arguments")
+        arguments = _arguments(function.get("arguments"), f"{place}[{index}].function.arguments", bounds)
         checked.append({"type": "function", **call, "function": {"name": function["name"], "arguments": arguments}})
     return checked
 
 
-def _arguments(arguments: Any, place: str) -> dict[str, Any]:
+def _arguments(arguments: Any, place: str, bounds: Bounds) -> dict[str, Any]:
     if arguments is None or arguments == "":
         return {}
     if isinstance(arguments, str):
@@ -154,7 +155,7 @@ def _arguments(arguments: Any, place: str) -> dict[str, Any]:
             arguments = msgspec.json.decode(arguments)
         except (msgspec.DecodeError, RecursionError):
             raise invalid(f"{place} is not valid JSON", "messages") from None
-        check_bounds(arguments, "messages")
+        bounds.take(arguments)
     if not isinstance(arguments, dict):
         raise invalid(f"{place} must be an object, or its JSON text", "messages")
     return arguments

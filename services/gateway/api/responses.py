@@ -6,6 +6,7 @@ from starlette.requests import Request
 
 from services.gateway.api.answer import Answer
 from services.gateway.api.chat import answer_chat
+from services.gateway.api.endpoint import gateway_of
 from services.gateway.api.errors import fields_called
 from services.gateway.api.refusals import RESPONSES
 from services.gateway.api.responses_request import CHAT_NAMES, ResponsesRequest, chat_fields
@@ -15,7 +16,8 @@ from services.gateway.shapes.responses import Responses
 
 async def responses(request: Request) -> Answer:
     """Answer the input."""
-    fields = parse(await request.body(), ResponsesRequest, RESPONSES)
+    body = await request.body()
+    fields = parse(body, ResponsesRequest, RESPONSES)
     with fields_called(CHAT_NAMES):
-        chat = checked(chat_fields(fields), ChatRequest)
+        chat = await gateway_of(request).on_text(lambda: checked(chat_fields(fields), ChatRequest), len(body))
         return await answer_chat(request, chat, partial(Responses, request=fields), "resp_")

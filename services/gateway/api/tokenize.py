@@ -57,12 +57,13 @@ CHAT_FIELDS = (
 async def tokenize(request: Request) -> Response:
     """Ids of a text, or of the prompt that a conversation becomes."""
     gateway = gateway_of(request)
-    fields = parse(await request.body(), TokenizeRequest, TOKENIZE)
+    body = await request.body()
+    fields = parse(body, TokenizeRequest, TOKENIZE)
     gateway.check_model(fields.model)
     facts = gateway.facts()
     if (fields.prompt is None) == (fields.messages is None):
         raise invalid("either prompt or messages must be given", "prompt")
-    ids = await (_encode(gateway, fields) if fields.prompt is not None else _encode_chat(gateway, fields))
+    ids = await (_encode(gateway, fields) if fields.prompt is not None else _encode_chat(gateway, fields, len(body)))
     token_strs = None
     if fields.return_token_strs:
         token_strs = await gateway.in_thread(lambda: gateway.tokenizer.tokens(ids))
@@ -80,9 +81,9 @@ async def _encode(gateway: Gateway, fields: TokenizeRequest) -> list[int]:
         raise invalid(f"prompt has {error.num_tokens} tokens; at most {MAX_TOKENS} are told", "prompt") from None
 
 
-async def _encode_chat(gateway: Gateway, fields: TokenizeRequest) -> list[int]:
+async def _encode_chat(gateway: Gateway, fields: TokenizeRequest, num_bytes: int) -> list[int]:
     chat = checked({name: getattr(fields, name) for name in CHAT_FIELDS}, ChatRequest)
-    return (await encode_chat(gateway, chat, gateway.facts(), tool_use_of(chat))).ids
+    return (await encode_chat(gateway, chat, gateway.facts(), tool_use_of(chat), num_bytes)).ids
 
 
 async def detokenize(request: Request) -> Response:

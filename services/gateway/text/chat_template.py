@@ -45,11 +45,6 @@ class Conversation:
     variables: dict[str, Any] = field(default_factory=dict)
     """Whatever else the template is to see; no name is reserved."""
 
-    @property
-    def num_chars(self) -> int:
-        """About how long it is, written out."""
-        return len(str(self.messages)) + len(str(self.functions)) + len(str(self.variables))
-
 
 class ChatTemplate:
     """One template. Rendering is slow, and may raise anything: it runs the model's code."""
