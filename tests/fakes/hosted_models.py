@@ -38,11 +38,14 @@ _LATENT: dict[str, Any] = {
     "qk_nope_head_dim": 16,
     "v_head_dim": 12,
 }
-_EXPERTS: dict[str, Any] = {
-    "n_routed_experts": 4,
-    "n_group": 1,
-    "topk_group": 1,
-    "num_experts_per_tok": 2,
+_FEW: dict[str, Any] = {"num_local_experts": 5, "num_experts_per_tok": 2}
+_MANY: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+_GROUPED: dict[str, Any] = {
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "num_experts_per_tok": 3,
     "first_k_dense_replace": 1,
     "moe_intermediate_size": 32,
 }
@@ -70,8 +73,27 @@ SERVED: dict[str, PreTrainedConfig] = {
     "cohere2, window in some layers": hf.Cohere2Config(**_BASE | _MIXED | {}),
     "starcoder2, window": hf.Starcoder2Config(**_BASE | {"sliding_window": 7}),
     "minicpm3, keys wider than values": hf.MiniCPM3Config(**_BASE | _LATENT),
-    "deepseek3, experts": hf.DeepseekV3Config(**_BASE | _LATENT | _EXPERTS),
+    "deepseek3, experts in groups": hf.DeepseekV3Config(**_BASE | _LATENT | _GROUPED),
+    "deepseek2, experts in groups": hf.DeepseekV2Config(
+        **_BASE | _LATENT | _GROUPED | {"topk_method": "group_limited_greedy", "routed_scaling_factor": 2.5}
+    ),
+    "mixtral, experts": hf.MixtralConfig(**_BASE | _FEW),
+    "qwen2-moe, shared expert": hf.Qwen2MoeConfig(**_BASE | _MANY | {"shared_expert_intermediate_size": 40}),
+    "qwen3-moe, experts": hf.Qwen3MoeConfig(**_BASE | _MANY | {"head_dim": 16, "norm_topk_prob": True}),
+    "olmoe, experts": hf.OlmoeConfig(**_BASE | _MANY),
+    "granite-moe, experts": hf.GraniteMoeConfig(**_BASE | _FEW),
+    "phi-moe, router that is a layer": hf.PhimoeConfig(**_BASE | _FEW),
+    "ernie-moe, bias of choices": hf.Ernie4_5_MoeConfig(
+        **_BASE | {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "moe_layer_start_index": 0}
+    ),
+    "hunyuan-moe, asks for a weight's type": hf.HunYuanMoEV1Config(
+        **_BASE | {"num_experts": 4, "moe_topk": 2, "head_dim": 16}
+    ),
+    "jetmoe, experts of its own": hf.JetMoeConfig(**_BASE | _FEW | {"kv_channels": 16}),
 }
+
+BATCH_DEPENDENT = {"jetmoe, experts of its own"}
+"""Of those served, what has parts that no interface reaches."""
 
 REFUSED: dict[str, tuple[PreTrainedConfig, str]] = {
     "state space": (

@@ -84,7 +84,9 @@ def reference(name: str) -> PreTrainedModel:
 def made(config: PreTrainedConfig) -> PreTrainedModel:
     """transformers' own model of that shape: random, the same each time, biases and norms random too."""
     generator = torch.Generator().manual_seed(11)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        config, attn_implementation="eager", experts_implementation="eager"
+    ).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator)

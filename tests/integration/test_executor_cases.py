@@ -98,10 +98,13 @@ def test_exec_38_batches_of_any_size_give_each_its_own_text(tiny: Path, dtype: s
                 assert int(untouched.sum()) >= backend.limits.num_blocks - 5 * size
 
 
+@pytest.mark.parametrize("name", ["gemma3, window in some layers", "qwen3-moe, experts"])
 @pytest.mark.parametrize(("dtype", "quantization"), MODES)
-def test_exec_38_a_hosted_model_gives_each_its_own_text(tmp_path: Path, dtype: str, quantization: Quantization) -> None:
-    """Gemma 3, through transformers' code with windows in some layers."""
-    config = hosted_models.SERVED["gemma3, window in some layers"]
+def test_exec_38_a_hosted_model_gives_each_its_own_text(
+    tmp_path: Path, dtype: str, quantization: Quantization, name: str
+) -> None:
+    """Through transformers' code."""
+    config = hosted_models.SERVED[name]
     backend = backend_of(tiny_models.save(tiny_models.made(config), tmp_path), dtype=dtype, quantization=quantization)
     assert backend.batch_dependent == []
     lengths = [3, 9, 5, 12, 4]

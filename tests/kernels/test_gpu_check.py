@@ -27,8 +27,8 @@ class BadKernels(TritonKernels):
     def silu_mul(self, gate_up_TC: Tensor) -> Tensor:
         return super().silu_mul(gate_up_TC) * 1.1
 
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        product = super().linear(weight, bias)
+    def linear(self, weight: Tensor, bias: Tensor | None, exact: bool = False) -> Linear:
+        product = super().linear(weight, bias, exact)
         return lambda x: product(x) if len(x) > 1 else product(x) * 1.01
 
 

@@ -7,7 +7,7 @@ import torch
 from transformers import T5Config
 
 from services.executor.kernels.choice import choose
-from services.executor.kernels.interface import Kernels
+from services.executor.kernels.interface import Kernels, Quantization
 from services.executor.model import choice, hosted_check, hosted_config
 from services.executor.model.config import ModelConfig
 from services.executor.model.hosted import HostedModel
@@ -21,9 +21,9 @@ PROMPTS = [[5, 6, 7], list(range(10, 40)), [99], list(range(95, 50, -1)), [3] * 
 CUTS = [16, 1, 5]
 
 
-def paged(folder: Path, dtype: torch.dtype = torch.float32) -> Paged:
+def paged(folder: Path, dtype: torch.dtype = torch.float32, quantization: Quantization = "none") -> Paged:
     def kernels_of(head_dim: int) -> Kernels:
-        return choose(CPU, dtype, head_dim, BLOCK_SIZE)
+        return choose(CPU, dtype, head_dim, BLOCK_SIZE, quantization)
 
     return Paged(folder, dtype, kernels_of, BLOCK_SIZE)
 
@@ -42,14 +42,43 @@ def test_logits_are_transformers_own_and_their_bits_those_of_a_prompt_alone(name
         if not served.model.batch_dependent:
             assert torch.equal(found, alone)
             assert torch.equal(single, alone)
-    assert bool(served.model.batch_dependent) == ("experts" in name)
+    assert bool(served.model.batch_dependent) == (name in hosted_models.BATCH_DEPENDENT)
 
 
-@pytest.mark.parametrize("name", ["gemma3, tied", "gpt2, learned positions", "phi3, fused products", "olmo2"])
-def test_bits_in_a_crowd_are_those_alone_in_bfloat16(name: str, tmp_path: Path) -> None:
-    served = paged(tiny_models.save(tiny_models.made(hosted_models.SERVED[name]), tmp_path), torch.bfloat16)
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gemma3, tied",
+        "gpt2, learned positions",
+        "phi3, fused products",
+        "olmo2",
+        "mixtral, experts",
+        "qwen2-moe, shared expert",
+        "deepseek3, experts in groups",
+        "granite-moe, experts",
+    ],
+)
+def test_bits_in_a_crowd_are_those_alone_in_bfloat16(name: str, quantization: Quantization, tmp_path: Path) -> None:
+    folder = tiny_models.save(tiny_models.made(hosted_models.SERVED[name]), tmp_path)
+    served = paged(folder, torch.bfloat16, quantization)
+    assert served.model.batch_dependent == []
     for prompt, found in zip(PROMPTS, served.logits(PROMPTS, CUTS), strict=True):
         assert torch.equal(found, served.logits([prompt], [1000])[0])
+
+
+def test_a_prefix_computed_amid_others_serves_one_alone(tmp_path: Path) -> None:
+    """A cache hit: the bits are those of a prompt that was computed whole."""
+    served = paged(tiny_models.save(tiny_models.made(hosted_models.SERVED["mixtral, experts"]), tmp_path))
+    expected = served.logits([PROMPTS[3]], [1000])[0]
+    found = served.logits(PROMPTS, [32])  # all in one step, and what is left of the longest alone
+    assert torch.equal(found[3], expected)
+
+
+def test_who_multiplies_by_itself_is_announced_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    served = paged(tiny_models.save(tiny_models.made(hosted_models.SERVED["jetmoe, experts of its own"]), tmp_path))
+    assert served.model.batch_dependent == ["JetMoeParallelExperts, which computes with weights of its own"]
+    assert "JetMoeForCausalLM: bits may depend" in caplog.text
 
 
 def test_one_thread_works_between_products_and_all_do_in_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,9 +70,9 @@ class TimedKernels:
     def step(self, batch: StepBatch, block_size: int) -> StepAttention:
         return _TimedAttention(self, self.timed(LAYOUT, self._inner.step, batch, block_size))
 
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+    def linear(self, weight: Tensor, bias: Tensor | None, exact: bool = False) -> Linear:
         self.shapes.append((weight.shape[0], weight.shape[1]))
-        return _TimedLinear(self, self._inner.linear(weight, bias))
+        return _TimedLinear(self, self._inner.linear(weight, bias, exact))
 
     def add_rms_norm(self, x_TC: Tensor, residual_TC: Tensor | None, weight_C: Tensor, eps: float) -> Tensor:
         result: Tensor = self.timed(NORMS, self._inner.add_rms_norm, x_TC, residual_TC, weight_C, eps)

@@ -119,8 +119,11 @@ class Kernels(Protocol):
         """Lay out one step's attention."""
         ...
 
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        """Prepare a product with ``weight`` [columns out, columns in]; ``weight`` itself is not needed afterwards."""
+    def linear(self, weight: Tensor, bias: Tensor | None, exact: bool = False) -> Linear:
+        """Prepare a product with ``weight`` [columns out, columns in]; ``weight`` itself is not needed afterwards.
+
+        An ``exact`` one is never quantized.
+        """
         ...
 
     def add_rms_norm(self, x_TC: Tensor, residual_TC: Tensor | None, weight_C: Tensor, eps: float) -> Tensor:

@@ -193,8 +193,8 @@ class ReferenceKernels:
     def step(self, batch: StepBatch, block_size: int) -> _ReferenceAttention:
         return _ReferenceAttention(batch, block_size, self._device)
 
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        if self.quantization == "int8":
+    def linear(self, weight: Tensor, bias: Tensor | None, exact: bool = False) -> Linear:
+        if self.quantization == "int8" and not exact:
             return int8.plain(weight, bias)
         return linear.packed(weight, bias) if linear.can_pack(weight) else linear.plain(weight, bias)
 

@@ -23,10 +23,10 @@ from services.executor.kernels.choice import padded_head_dim
 from services.executor.kernels.feed import feed
 from services.executor.kernels.interface import Kernels, LayerCache
 from services.executor.kernels.upload import upload
-from services.executor.model import hosted_rows
 from services.executor.model.hosted_attention import NAME, Attending, Probe, Step, give_places
 from services.executor.model.hosted_check import Check
 from services.executor.model.hosted_config import HostedConfig
+from services.executor.model.hosted_replace import replace
 from services.executor.model.hosted_rows import StepRows, one_thread
 from services.executor.model.paged import KvShape, States
 from services.executor.model.weights import listed, weight_files
@@ -51,15 +51,22 @@ class HostedModel:
             KvShape(attending.kv.num_heads, head_dim) for attending, head_dim in zip(seen, head_dims, strict=True)
         ]
         give_places(seen, head_dims, self._step)
-        self.batch_dependent = hosted_rows.replace(model, kernels, self._rows, context_len)
-        if device.type != "cpu":
-            self.batch_dependent.append("what is between products, as the CUDA library computes it")
+        self._owners = replace(model, kernels, self._rows, context_len)
         self._model, self._layers = model, model.get_decoder()
         self._compute = self._layers.forward
         self._layers.forward = self._computed_or_found
         self._output: Any = None
         """What the layers gave last, and whether it is to be given again."""
         self._found: Tensor | None = None
+
+    @property
+    def batch_dependent(self) -> list[str]:
+        """See ``paged.PagedModel``. Known once the model has run."""
+        kinds = sorted({owner.kind for owner in self._owners if not owner.is_invariant})
+        found = [f"{kind}, which computes with weights of its own" for kind in kinds]
+        if self._device.type != "cpu":
+            found.append("what is between products, as the CUDA library computes it")
+        return found
 
     def states(
         self, batch: StepBatch, caches: list[LayerCache], block_size: int, before: Tensor | None = None
@@ -135,7 +142,12 @@ def _opened(folder: Path, dtype: torch.dtype) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             opened: Any = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, attn_implementation="eager", local_files_only=True, output_loading_info=True
+                folder,
+                dtype=dtype,
+                attn_implementation="eager",
+                experts_implementation="eager",  # the others refuse some widths
+                local_files_only=True,
+                output_loading_info=True,
             )
     except Exception as error:
         raise ValueError(f"{folder} cannot be loaded: {error}") from error

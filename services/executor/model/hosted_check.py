@@ -19,12 +19,15 @@ _BLOCK_SIZE = 16
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
 """Largest distance of the logits, over their length. Rounding stays far below, a mistake in attention far above."""
 _QUANTIZED = 0.3
+_CHOICES = 0.2
+"""Added where rounding may make a router choose another expert, which moves all logits of a token."""
 
 
 class Check:
     """What transformers itself computes of some tokens, before anything is taken over."""
 
     def __init__(self, model: Any, vocab_size: int, context_len: int, device: torch.device) -> None:
+        self._chooses = any("Experts" in type(module).__name__ for module in model.modules())
         self._cuts = [min(cut, context_len) for cut in _CUTS]
         self._token_ids = np.random.default_rng(5).integers(0, vocab_size, self._cuts[-1]).astype(np.int32)
         with torch.inference_mode():
@@ -43,6 +46,8 @@ class Check:
         logits = torch.cat(found)
         distance = float((logits - self._expected).norm() / self._expected.norm())
         allowed = max(_TOLERANCE[dtype], _QUANTIZED if kernels.quantization != "none" else 0.0)
+        if self._chooses and allowed > _TOLERANCE[torch.float32]:
+            allowed += _CHOICES
         if not distance <= allowed:
             raise ValueError(
                 f"with paged attention it computes something else (logits differ by {distance:.1%}): "

@@ -2,7 +2,8 @@
 
 Three things make a row's bits depend on its neighbours in torch's operations on a CPU, and each is kept away:
 
-- Products choose their order by the number of rows: ``InvariantLinear`` takes their place.
+- Products choose their order by the number of rows: ``InvariantLinear`` takes their place (experts: ``hosted_experts``,
+  routers: ``hosted_weights``).
 - Elementwise operations compute whole vectors by one formula and what is left at the end by another (SiLU, GELU, tanh,
   rsqrt differ in the last bit), and threads cut a tensor anywhere: rows come in multiples of 64, so that every tensor
   ends with a whole vector (two of 32 bfloat16 at most), and a single thread computes them. Sums over a row are then
@@ -19,9 +20,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
-from services.executor.kernels.interface import Kernels, Linear
+from services.executor.kernels.interface import Kernels
 
 _MULTIPLE = 64
 
@@ -39,12 +39,21 @@ class StepRows:
     def start(self, real: int) -> None:
         """A step of ``real`` rows begins."""
         self.real = real
-        self.total = -(-real // _MULTIPLE) * _MULTIPLE if self.device.type == "cpu" else real
+        self.total = whole(real) if self.device.type == "cpu" else real
 
     def padded(self, rows: Tensor) -> Tensor:
         """``rows`` [real, ...] with rows of zeros behind."""
         padding = [0, 0] * (rows.ndim - 1) + [0, self.total - len(rows)]
         return F.pad(rows, padding) if padding[-1] else rows
+
+    def only_real(self, rows: Tensor) -> Tensor:
+        """``rows`` [total, ...] without padding; anything else as it is."""
+        return rows[: self.real] if len(rows) == self.total else rows
+
+
+def whole(rows: int) -> int:
+    """That many, or more, so that a tensor of as many rows ends with a whole vector."""
+    return -(-rows // _MULTIPLE) * _MULTIPLE
 
 
 @contextmanager
@@ -70,17 +79,22 @@ def all_threads(rows: StepRows) -> Iterator[None]:
 class InvariantLinear(nn.Module):
     """Takes the place of a linear layer; computes the rows of the step and leaves padding rows zero."""
 
-    def __init__(self, product: Linear, columns: int, rows: StepRows) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, kernels: Kernels, rows: StepRows, exact: bool = False
+    ) -> None:
+        """``weight`` [columns out, columns in]; ``exact`` as in ``interface.Kernels``."""
         super().__init__()
-        self._product, self._columns, self._rows = product, columns, rows
+        self._product = kernels.linear(weight, bias, exact)
+        self._columns, self._rows = len(weight), rows
+        self.weight = weight.new_empty(0)
+        """Tells its type to models that ask for it."""
 
     def forward(self, x: Tensor) -> Tensor:
         flat = x.reshape(-1, x.shape[-1])
-        rows = self._rows
-        is_padded = len(flat) == rows.total
-        with all_threads(rows):
-            found = self._product((flat[: rows.real] if is_padded else flat).contiguous())
-        found = rows.padded(found) if is_padded else found
+        real = self._rows.only_real(flat)
+        with all_threads(self._rows):
+            found = self._product(real.contiguous())
+        found = self._rows.padded(found) if len(real) < len(flat) else found
         return found.view(*x.shape[:-1], self._columns)
 
 
@@ -101,27 +115,3 @@ class RotaryTable(nn.Module):
             self._tables[key] = found if isinstance(found, tuple) else (found,)
         turns = tuple(table[:, position_ids[0]] for table in self._tables[key])
         return turns if len(turns) > 1 else turns[0]
-
-
-def replace(model: nn.Module, kernels: Kernels, rows: StepRows, num_positions: int) -> list[str]:
-    """Put the invariant parts in place, one by one, so that weights are never held twice.
-
-    Returns the kinds of what is left that may move with the number of rows: those that multiply by themselves.
-    """
-    left: set[str] = set()
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear or type(child) is Conv1D:
-                setattr(parent, name, _invariant(child, kernels, rows))
-            elif type(child).__name__.endswith("RotaryEmbedding") and not isinstance(parent, RotaryTable):
-                setattr(parent, name, RotaryTable(child, num_positions))
-            elif not isinstance(child, nn.Embedding) and any(p.ndim > 1 for p in child.parameters(recurse=False)):
-                left.add(type(child).__name__)
-    return sorted(left)
-
-
-def _invariant(layer: Any, kernels: Kernels, rows: StepRows) -> InvariantLinear:
-    bias: Tensor | None = layer.bias
-    weight: Tensor = layer.weight.detach()
-    weight = weight.T.contiguous() if type(layer) is Conv1D else weight
-    return InvariantLinear(kernels.linear(weight, None if bias is None else bias.detach()), len(weight), rows)

@@ -29,8 +29,11 @@ class PagedModel(Protocol):
 
     kv_shapes: list[KvShape]
     """One for each layer that attends."""
-    batch_dependent: list[str]
-    """Parts of the model whose bits may move with what else is in a step; none in most."""
+
+    @property
+    def batch_dependent(self) -> list[str]:
+        """Parts of the model whose bits may move with what else is in a step; none in most."""
+        ...
 
     def states(
         self, batch: StepBatch, caches: list[LayerCache], block_size: int, before: Tensor | None = None

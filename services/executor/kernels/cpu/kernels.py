@@ -38,8 +38,8 @@ class CompiledKernels:
     def step(self, batch: StepBatch, block_size: int) -> CompiledAttention:
         return CompiledAttention(self._library, batch)
 
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        if self.quantization == "int8":
+    def linear(self, weight: Tensor, bias: Tensor | None, exact: bool = False) -> Linear:
+        if self.quantization == "int8" and not exact:
             return self._library.int8_linear(weight, bias)
         if weight.dtype is torch.bfloat16 and weight.shape[1] % 2 == 0 and self._library.has_bfloat16_product():
             return self._library.bfloat16_linear(weight, bias)

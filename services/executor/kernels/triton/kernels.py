@@ -97,7 +97,7 @@ class TritonKernels:
 
         return TritonAttention(StepColumns(*columns), cache(tiles_of), self.num_processors)
 
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+    def linear(self, weight: Tensor, bias: Tensor | None, exact: bool = False) -> Linear:
         return product(weight, bias)
 
     def add_rms_norm(self, x_TC: Tensor, residual_TC: Tensor | None, weight_C: Tensor, eps: float) -> Tensor:
