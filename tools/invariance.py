@@ -1,17 +1,16 @@
 """``make invariance``: a token's numbers must not depend on who else is in the batch. A bit that differs fails.
 
 Draws random batches on this machine's CPU, for bfloat16, float32 and int8: products (rows one by one and in crowds of
-any size), what lies between them, attention, whole models (alone, in crowds, at other chunk cuts, in other blocks), and
-sampling with logprobs. Prints what was checked, and what it costs against the libraries' own products. Imports torch
-and the executor.
+any size), what lies between them, attention, whole models (alone, in crowds, at other chunk cuts, in other blocks),
+layers of experts, and sampling with logprobs. Prints what was checked, and what it costs against the libraries' own
+products. Imports torch and the executor.
 """
 
 import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +30,7 @@ from services.executor.model import config as model_config
 from services.executor.model.llama import Llama
 from services.executor.model.weights import Weights
 from shared.wire.sampling import Sampling
+from tools.invariance_rows import Finding, cuts, rowwise
 
 if TYPE_CHECKING:
     from services.executor.model.config import ModelConfig
@@ -44,44 +44,11 @@ MODES: dict[str, tuple[torch.dtype, Quantization]] = {
 }
 
 
-@dataclass
-class Finding:
-    """What one check compared."""
-
-    what: str
-    rows: int
-    differing: int
-
-
 def shapes_of(config: "ModelConfig") -> list[tuple[int, int]]:
     """[columns out, columns in] of a layer's products and of the logits."""
     queries, hidden, inner = config.num_heads * config.head_dim, config.hidden_size, config.intermediate_size
     qkv = queries + 2 * config.num_kv_heads * config.head_dim
     return [(qkv, hidden), (hidden, queries), (2 * inner, hidden), (hidden, inner), (config.vocab_size, hidden)]
-
-
-def cuts(total: int, draw: np.random.Generator, most: int = 300) -> Iterator[tuple[int, int]]:
-    """Ranges that tile 0..total, of sizes as steps have them: many small, some large."""
-    start = 0
-    while start < total:
-        size = int(draw.integers(1, 9)) if draw.random() < 0.5 else int(draw.integers(1, most))
-        yield start, min(start + size, total)
-        start += size
-
-
-def rowwise(
-    what: str, function: Callable[[Tensor], Tensor], x: Tensor, draw: np.random.Generator, turns: int = 3
-) -> Finding:
-    """Rows of ``x`` alone against the same rows in other orders and crowds."""
-    alone = torch.cat([function(x[row : row + 1].contiguous()) for row in range(len(x))])
-    differing = 0
-    for _ in range(turns):
-        order = torch.from_numpy(draw.permutation(len(x)))
-        shuffled = x[order]
-        for start, end in cuts(len(x), draw):
-            found = function(shuffled[start:end].contiguous())
-            differing += int((found != alone[order[start:end]]).flatten(1).any(1).sum())
-    return Finding(what, len(x), differing)
 
 
 def between_products(
@@ -289,6 +256,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model-rows", type=int, default=3000, help="positions of the whole model")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
+    from tools import invariance_experts
     from tools import model as models
 
     folder = models.cached(options.model, lambda line: print(line, file=sys.stderr))
@@ -303,6 +271,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _tell(mode, finding, began)
         for line in costs(folder, mode):
             print(f"{mode:9} cost, {line}", flush=True)
+        began = time.monotonic()
+        layer = invariance_experts.Layer(*MODES[mode])
+        finding = invariance_experts.check(layer, options.rows, draw)
+        failed += bool(finding.differing)
+        _tell(mode, finding, began)
+        for line in invariance_experts.costs(layer):
+            print(f"{mode:9} cost of experts, {line}", flush=True)
     finding = sampled(options.rows, config.vocab_size, draw)
     failed += bool(finding.differing)
     _tell("", finding, time.monotonic())

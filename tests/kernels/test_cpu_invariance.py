@@ -8,7 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tests.fakes import tiny_models
-from tools import invariance
+from tools import invariance, invariance_experts
+from tools.invariance_rows import rowwise
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +29,13 @@ def test_rows_do_not_depend_on_their_neighbours(folder: Path, mode: str) -> None
     assert [finding for finding in findings if finding.differing or not finding.rows] == []
 
 
+@pytest.mark.parametrize("mode", invariance.MODES)
+def test_experts_do_not_depend_on_neighbours(mode: str) -> None:
+    layer = invariance_experts.Layer(*invariance.MODES[mode])
+    finding = invariance_experts.check(layer, 100, np.random.default_rng(0))
+    assert (finding.rows, finding.differing) == (100, 0)
+
+
 def test_sampling_does_not_depend_on_neighbours() -> None:
     assert not invariance.sampled(300, 1000, np.random.default_rng(0)).differing
 
@@ -36,4 +44,4 @@ def test_a_difference_is_found() -> None:
     def crowded(x: torch.Tensor) -> torch.Tensor:
         return x * 1.0 if len(x) < 5 else x * 1.0000001 + 1e-7
 
-    assert invariance.rowwise("", crowded, torch.randn(50, 8), np.random.default_rng(0)).differing
+    assert rowwise("", crowded, torch.randn(50, 8), np.random.default_rng(0)).differing

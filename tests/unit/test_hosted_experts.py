@@ -13,7 +13,7 @@ from services.executor.model.hosted_rows import StepRows, one_thread
 from services.executor.model.hosted_weights import Owner
 from tests.fakes import hosted_models, tiny_models
 from tests.fakes.paged import CPU
-from tools import invariance
+from tools.invariance_rows import rowwise
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -76,7 +76,7 @@ CASES: list[tuple[str, torch.dtype, Quantization]] = [
 @pytest.mark.parametrize(("name", "dtype", "quantization"), CASES)
 def test_a_row_has_the_same_bits_alone_and_in_crowds(name: str, dtype: torch.dtype, quantization: Quantization) -> None:
     layer = Layer(name, dtype, quantization).take()
-    finding = invariance.rowwise(name, layer, some_rows(dtype), np.random.default_rng(2), turns=1)
+    finding = rowwise(name, layer, some_rows(dtype), np.random.default_rng(2), turns=1)
     assert not finding.differing
     assert all(owner.is_invariant for owner in layer.owners)
 
@@ -84,7 +84,7 @@ def test_a_row_has_the_same_bits_alone_and_in_crowds(name: str, dtype: torch.dty
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_router_chooses_for_a_row_what_it_chooses_for_it_alone(name: str) -> None:
     layer = Layer(name).take()
-    finding = invariance.rowwise(name, layer.chosen, some_rows(torch.float32), np.random.default_rng(2), turns=1)
+    finding = rowwise(name, layer.chosen, some_rows(torch.float32), np.random.default_rng(2), turns=1)
     assert not finding.differing
 
 
