@@ -22,7 +22,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
     """Each prompt's greedy tokens, alone, by transformers' own ``generate`` in float32 (in a process of its own)."""
     path = tmp_path_factory.mktemp("reference") / "tokens.json"
     command = [sys.executable, "-m", "tests.e2e.reference", str(MAX_TOKENS), str(path)]
-    subprocess.run(command, check=True, cwd=ROOT, timeout=300, env=dict(os.environ, PYTHONWARNINGS="ignore"))
+    subprocess.run(command, check=True, cwd=ROOT, timeout=500, env=dict(os.environ, PYTHONWARNINGS="ignore"))
     tokens: list[list[int]] = json.loads(Path(path).read_text())
     return tokens
 
