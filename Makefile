@@ -12,19 +12,25 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# Installed when this file is newer than everything that says what to install.
-$(VENV)/installed: pyproject.toml constraints.txt
+# Each of these two files is made when what it stands for is installed, and again when what says what to install changes.
+INSTALL = $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
+
+$(VENV)/serving: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	    || { echo "Paternoster needs Python 3.11 or later; name one with: make PYTHON=/path/to/python3" >&2; exit 1; }
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV): a few minutes, once"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(INSTALL) '.[serve]'
 	touch $@
 
-setup: $(VENV)/installed ## Make .venv, install, fetch the default model
+$(VENV)/installed: $(VENV)/serving
+	$(INSTALL) '.[dev]'
+	touch $@
+
+setup: $(VENV)/serving ## Make .venv, install, fetch the default model
 	@$(BIN)/paternoster model fetch default >/dev/null
 
-up: $(VENV)/installed ## Serve http://127.0.0.1:8000; options: make up ARGS="--executors 2 --port 9000"
+up: $(VENV)/serving ## Serve http://127.0.0.1:8000; options: make up ARGS="--executors 2 --port 9000"
 	@exec $(BIN)/paternoster up $(ARGS)
 
 # Why so: docs/adr/0026-two-tests-at-a-time.md. ARGS="-n 0" runs them one by one, as --pdb needs it.
@@ -37,7 +43,7 @@ check: $(VENV)/installed ## Lint, format, types, import rules
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-wheels: $(VENV)/installed ## Fill wheels/ for the images with this machine's pip
+wheels: $(VENV)/serving ## Fill wheels/ for the images with this machine's pip
 	$(BIN)/python -m tools.wheels fill
 
 test-compose: setup ## Run the real containers on a real Docker engine
