@@ -60,6 +60,7 @@ def may_be(constraint: Constraint, vocabulary: LLTokenizer, text: str) -> bool:
             ["ab", "abc-123", "XXab"],
             ["a", "Xa"],
         ),
+        (r'root ::= "a\u2028b" [^\u0085]', ["a\u2028bx", "a\u2028b\n"], ["a\nbx", "a\u2028b\x85"]),
         ("root ::= [0-9]+ [0-9]+", ["12", "123"], ["1"]),
         ('root ::= "<|im_end|>"', ["<|im_end|>"], [""]),
     ],

@@ -30,7 +30,7 @@ def lark_of(grammar: str) -> str:
         raise ConstraintError("it ends in the middle of an escape sequence") from None
     except Exception as error:  # what it raises is of no common type
         raise ConstraintError(str(error)) from error
-    rules = [line for line in lark.splitlines() if line and not line.startswith(("%llguidance", "//"))]
+    rules = [line for line in lark.split("\n") if line and not line.startswith(("%llguidance", "//"))]
     if sum(map(len, rules)) + len(rules) > MAX_CONSTRAINT_CHARS:
         raise ConstraintError(f"written in Lark it has more than {MAX_CONSTRAINT_CHARS} characters")
     return "\n".join(rules)
