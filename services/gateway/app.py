@@ -40,10 +40,11 @@ def routes() -> list[Route]:
 
 def create_app(gateway: Gateway) -> ASGIApp:
     """Everything that HTTP reaches. CORS is around what refuses: refusals have its headers, preflights need no key."""
-    starlette = Starlette(routes=routes(), exception_handlers={HTTPException: http_exception})
+    paths = routes()
+    starlette = Starlette(routes=paths, exception_handlers={HTTPException: http_exception})
     starlette.state.gateway = gateway
     options = gateway.options
-    app: ASGIApp = BodyLimit(Shortcut(starlette, routes()))
+    app: ASGIApp = BodyLimit(Shortcut(starlette, paths))
     if options.api_keys:
         app = ApiKeys(app, options.api_keys)
     app = Drain(app, lambda: gateway.draining)

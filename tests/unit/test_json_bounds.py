@@ -9,7 +9,7 @@ import pytest
 from services.gateway.api import messages_request, responses_request
 from services.gateway.api.constraints import constraint_of
 from services.gateway.api.errors import ApiError
-from services.gateway.api.json_bounds import MAX_DEPTH, MAX_INNER, MAX_VALUES, check_bounds
+from services.gateway.api.json_bounds import MAX_BRACKETS, MAX_DEPTH, MAX_INNER, MAX_VALUES, check_bounds
 from services.gateway.api.messages_request import MessagesRequest
 from services.gateway.api.prompts import messages_of
 from services.gateway.api.refusals import MESSAGES, RESPONSES
@@ -66,6 +66,14 @@ def test_arguments_of_all_calls_count_together() -> None:
     messages_of(history(5))
     with pytest.raises(ApiError, match="objects and lists"):
         messages_of(history(6))
+
+
+def test_an_ignored_field_has_its_bounds_too_and_a_text_may_be_full_of_brackets() -> None:
+    user = {"role": "user", "content": "[{" * (MAX_BRACKETS // 4)}
+    read_chat(json.dumps({"messages": [user]}).encode())
+    with pytest.raises(ApiError, match="brackets") as raised:
+        read_chat(json.dumps({"messages": [user], "ignored": [[]] * (MAX_BRACKETS // 2)}).encode())
+    assert raised.value.status == 400
 
 
 MANY: list[Any] = [{"role": "user", "content": "a"}] * (MAX_INNER + 1)

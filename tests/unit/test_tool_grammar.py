@@ -110,7 +110,7 @@ def test_under_auto_what_opens_as_a_call_of_llama_3_is_one(marker_ids: dict[str,
     for text in (
         "",
         "Well.",
-        "\n\nWell {call}",
+        f"\n\nWell {call}",
         call,
         f"\n{call}",
         f"{TAG}{call}",

@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 
 from services.gateway.api.constraints import ConstrainedRequest
 from services.gateway.api.errors import ApiError, invalid
+from services.gateway.api.json_bounds import check_body
 from services.gateway.api.refusals import CHAT_AND_COMPLETIONS, Others, refuse_unsupported
 
 _log = logging.getLogger(__name__)
@@ -156,6 +157,7 @@ def is_json(text: str) -> bool:
 
 
 def _json_object(body: bytes) -> dict[str, Any]:
+    check_body(body)
     try:
         plain = msgspec.json.decode(body)
     except msgspec.ValidationError as error:
