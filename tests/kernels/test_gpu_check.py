@@ -1,6 +1,7 @@
 """What ``make gpu-check`` does on a device, in miniature: it passes good kernels and tells on bad ones."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from services.executor.backends.fake import FakeBackend
 from services.executor.kernels.interface import Linear
 from services.executor.kernels.triton.kernels import TritonKernels
+from services.executor.options import ExecutorOptions
 from shared import fake_model
 from shared.wire.facts import ExecutorLimits
 from tests.fakes.device_backend import DeviceBackend
@@ -97,6 +99,16 @@ def test_steps_launched_ahead_are_compared_with_steps_one_by_one(
     assert told[0][0] == feeds
     assert told[1] == (True, "7 steps were launched ahead")
     assert capsys.readouterr().out.count("us between steps") == 2
+
+
+def test_the_prompts_of_all_lanes_fit_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def device_of(options: ExecutorOptions, on_progress: object) -> DeviceBackend:
+        assert options.num_blocks
+        limits = ExecutorLimits(options.num_blocks, options.block_size, options.max_lanes, options.max_step_tokens)
+        return DeviceBackend(FakeBackend(fake_model.facts(64), limits))
+
+    monkeypatch.setattr(overlap, "TorchBackend", device_of)
+    assert overlap.check(Path(), "cuda", "float32", (1, 30), 3, lambda fine, line: int(not fine)) == 0
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -1,7 +1,5 @@
 """The whole backend on the Triton kernels: tokens fed on the device are those that the host would have read."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -9,7 +7,6 @@ from msgspec.structs import replace
 
 from services.executor.backends.torch_backend import TorchBackend
 from services.executor.kernels import feed
-from services.executor.kernels.download import Download
 from services.executor.kernels.triton.kernels import TritonKernels
 from services.executor.options import ExecutorOptions
 from tests.fakes.steps import Row, step
@@ -40,21 +37,12 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> TorchBackend:
     return loaded
 
 
-@pytest.fixture
-def _is_slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No step is done when its launch returns, not even one computed by the interpreter."""
-    with monkeypatch.context() as patch:
-        patch.setattr(Download, "done", False)
-        yield
-
-
 @pytest.fixture(scope="module")
 def expected(backend: TorchBackend) -> list[list[int]]:
     return overlap.say(backend, 1, NUM_LANES, NUM_TOKENS).tokens
 
 
 @pytest.mark.parametrize("captured", [True, False])
-@pytest.mark.usefixtures("_is_slow")
 def test_the_tokens_are_those_of_steps_one_by_one(
     backend: TorchBackend, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, captured: bool
 ) -> None:
@@ -65,7 +53,6 @@ def test_the_tokens_are_those_of_steps_one_by_one(
     assert said.ahead == NUM_TOKENS - 1
 
 
-@pytest.mark.usefixtures("_is_slow")
 def test_a_device_that_feeds_nothing_would_be_seen(
     backend: TorchBackend, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,9 +60,9 @@ def test_a_device_that_feeds_nothing_would_be_seen(
     assert overlap.say(backend, 2, NUM_LANES, NUM_TOKENS).tokens != expected
 
 
-def test_where_a_step_is_done_at_once_none_is_launched_ahead(backend: TorchBackend) -> None:
+def test_on_the_host_a_step_is_done_when_it_is_launched(backend: TorchBackend) -> None:
     if DEVICE.type == "cpu":
-        assert overlap.say(backend, 2, 1, 2).ahead == 0
+        assert backend.launch(step([Row([5, 6, 7], 0, 3, [0])], 4)).done
 
 
 def test_fed_tokens_take_their_places_and_one_that_failed_is_any_token() -> None:

@@ -98,20 +98,13 @@ def _captured(device: torch.device, quick: bool) -> int:
 
 
 def _overlap(device: torch.device, quick: bool) -> int:
-    from services.executor.backends.torch_backend import TorchBackend
-    from services.executor.options import ExecutorOptions
     from tools.gpu_check import overlap, worlds
 
-    failed = 0
     with tempfile.TemporaryDirectory() as name:
         overlap.save_model(Path(name), worlds.SHAPES[0], 4 if quick else 30, 1024)
-        for dtype in ("float32", "bfloat16"):
-            options = ExecutorOptions(model=name, device="cuda", dtype=dtype, num_blocks=4096, max_lanes=64)
-            backend = TorchBackend(options, print)
-            backend.warm_up()
-            for num_lanes in (1, 8, 64):
-                failed += overlap.compare(backend, num_lanes, 100, _told)
-    return failed
+        return sum(
+            overlap.check(Path(name), device.type, dtype, (1, 8, 64), 100, _told) for dtype in ("float32", "bfloat16")
+        )
 
 
 def _speed(device: torch.device, quick: bool) -> int:

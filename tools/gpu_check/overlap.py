@@ -1,7 +1,7 @@
 """Do steps that are launched ahead say the same as steps one by one, and how long does the device wait between them?"""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +10,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from services.executor.backend import Backend, Launched
+from services.executor.backends.torch_backend import TorchBackend
 from services.executor.batch import StepBatch
+from services.executor.options import ExecutorOptions
 from services.executor.stepper import Answer, Step, Stepper
 from shared.wire import tokens
 from shared.wire.executor import Admit, BatchPlan, BatchResult, Work, batch_plan, samples_of
@@ -53,6 +55,16 @@ def save_model(folder: Path, shape: Shape, num_layers: int, context_len: int) ->
     (folder / "tokenizer.json").write_text("{}")
 
 
+class _Running:
+    """A step that is never done when it is launched: a device may be faster than the host, and nothing be launched
+    ahead."""
+
+    done = False
+
+    def __init__(self, launched: Launched) -> None:
+        self.wait, self.read = launched.wait, launched.read
+
+
 class _Timed:
     """Stands before a backend and marks each step's beginning and end in the device's stream."""
 
@@ -64,13 +76,13 @@ class _Timed:
 
     def launch(self, batch: StepBatch) -> Launched:
         if not self._inner.device.startswith("cuda"):
-            return self._inner.launch(batch)
+            return _Running(self._inner.launch(batch))
         begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begun.record()
         launched = self._inner.launch(batch)
         ended.record()
         self.marks.append((begun, ended))
-        return launched
+        return _Running(launched)
 
     def paces(self) -> tuple[float, float]:
         """See ``Said``. The prefill and its neighbours are left out."""
@@ -128,6 +140,24 @@ def _by_lane(answers: list[Answer], num_lanes: int) -> list[list[int]]:
         for sample in samples_of(answer):
             said[sample.lane].append(sample.token)
     return said
+
+
+def check(
+    folder: Path, device: str, dtype: str, nums_lanes: Sequence[int], num_tokens: int, tell: Callable[[bool, str], int]
+) -> int:
+    """Load a model that ``save_model`` made and compare with each number of lanes; how many checks failed."""
+    most = max(nums_lanes)
+    options = ExecutorOptions(
+        model=str(folder),
+        device=device,
+        dtype=dtype,
+        num_blocks=most * -(-(PROMPT + num_tokens) // ExecutorOptions.block_size),
+        max_lanes=most,
+        max_step_tokens=most * PROMPT,
+    )
+    backend = TorchBackend(options, print)
+    backend.warm_up()
+    return sum(compare(backend, num_lanes, num_tokens, tell) for num_lanes in nums_lanes)
 
 
 def compare(backend: Backend, num_lanes: int, num_tokens: int, tell: Callable[[bool, str], int]) -> int:
