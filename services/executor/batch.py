@@ -20,16 +20,6 @@ def is_plain(sampling: Sampling) -> bool:
     return replace(sampling, **off) == neutral
 
 
-def needs_host(sampling: Sampling) -> bool:
-    """Whether a step that samples for a request is launched only once the step before it has been read.
-
-    Penalties and constraints look at every token of the output, the last one too; logprobs are made on the host and
-    wait for their step there. Everything else is chosen where the logits are.
-    """
-    penalised = sampling.repetition_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty
-    return bool(penalised) or sampling.constraint is not None or sampling.num_logprobs >= 0
-
-
 class SampleRow(Struct, frozen=True, gc=False):
     """One work row whose next token is wanted."""
 
@@ -90,5 +80,17 @@ class StepBatch(Struct, frozen=True):
     """[F] those of ``token_ids``, ascending, that only the device knows yet: the step before has not been read."""
     fed_samples: NDArray[int64] = _NONE
     """[F] of which of the samples of the step launched before this one each of them is."""
-    needs_host: bool = False
-    """Whether a row needs the step before to have been read; see ``needs_host``."""
+
+
+def needs_host(batch: StepBatch) -> bool:
+    """Whether a step is launched only once the one before it has been read.
+
+    Penalties and constraints look at every token of the output, the last one too; logprobs are made on the host and
+    wait for their step there. Everything else is chosen where the logits are.
+    """
+    return bool(batch.prompts) or any(_needs_host(row.sampling) for row in batch.samples if not row.plain)
+
+
+def _needs_host(sampling: Sampling) -> bool:
+    penalised = sampling.repetition_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty
+    return bool(penalised) or sampling.constraint is not None or sampling.num_logprobs >= 0

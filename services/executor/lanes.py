@@ -16,7 +16,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from services.executor.backend import StepOutput
-from services.executor.batch import PromptRow, SampleRow, StepBatch, is_plain, needs_host
+from services.executor.batch import PromptRow, SampleRow, StepBatch, is_plain
 from services.executor.progress import NOBODY, Flight, Ints, Progress
 from services.executor.refusals import PlanError, collect, column, refuse
 from shared.wire.executor import Admit, BatchPlan, LaneFailure
@@ -60,7 +60,6 @@ class Lanes:
         self._num_prompts = [0] * num_lanes
         self._samplings = [Sampling()] * num_lanes
         self._plain = [True] * num_lanes
-        self._needs_host = np.zeros(num_lanes, np.bool_)
         self._tells_prompt = np.zeros(num_lanes, np.bool_)
         self._holders = np.zeros(limits.num_blocks, np.int64)
         """How many lanes hold each block."""
@@ -170,7 +169,7 @@ class Lanes:
         self._holders[blocks] += 1
         self._take(blocks[admit.num_cached // self._limits.block_size :].tolist())
         self._num_prompts[lane], self._samplings[lane] = admit.num_prompt, admit.sampling
-        self._plain[lane], self._needs_host[lane] = is_plain(admit.sampling), needs_host(admit.sampling)
+        self._plain[lane] = is_plain(admit.sampling)
         # Who has output has been told of the whole prompt: the prompt came first.
         self._tells_prompt[lane] = admit.sampling.prompt_logprobs and admit.num_prompt == len(tokens)
 
@@ -268,7 +267,6 @@ class Lanes:
             block_tables=self._tables[lanes, :width],
             samples=self._sample_rows(lanes, np.flatnonzero(samples), ends),
             prompts=self._prompt_rows(lanes, starts, ends),
-            needs_host=bool((self._needs_host[lanes] & (samples == 1) | self._tells_prompt[lanes]).any()),
         )
         return self._fed(batch, lane_of) if self._progress.promised[lanes].any() else batch
 

@@ -72,6 +72,8 @@ class Progress:
 
     def failed_before(self, flight: Flight) -> list[int]:
         """Samples of lanes that have failed by themselves since the launch, in the step before: they mean nothing."""
+        if not self.failed.any():
+            return []
         return np.flatnonzero((self._stays(flight) & self.failed[flight.lanes])[flight.sampled]).tolist()
 
     def commit(self, flight: Flight, output: StepOutput) -> Mask:

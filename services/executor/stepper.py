@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.executor.backend import Backend, Launched, StepError
-from services.executor.batch import StepBatch
+from services.executor.batch import StepBatch, needs_host
 from services.executor.lanes import Lanes
 from services.executor.progress import Flight
 from services.executor.refusals import PlanError
@@ -104,7 +104,7 @@ class Stepper:
         if plan.confirmed < self._last_failed:
             return None
         laid_out = self.lanes.batch(plan)
-        if self._steps and laid_out[0].needs_host:
+        if self._steps and needs_host(laid_out[0]):
             self._settle()
             return self._lay_out(plan)
         return laid_out

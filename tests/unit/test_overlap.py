@@ -138,6 +138,13 @@ def test_logprobs_of_a_prompt_are_read_at_once(executor: Executor) -> None:
     assert executor.device.calls == [("launch", 1), ("read", 1), ("launch", 2)]
 
 
+def test_who_was_told_of_its_prompt_waits_no_more(executor: Executor) -> None:
+    executor.launch(first(Sampling(prompt_logprobs=True)))
+    executor.launch(decode(2, 0, 3, 1))
+    assert executor.device.calls == [("launch", 1), ("launch", 2)]
+    assert [sampled(executor.finish()) for _ in range(2)] == expected()[:2]
+
+
 def test_a_step_that_fails_on_the_device_fails_what_was_launched_behind_it(executor: Executor) -> None:
     executor.inner.errors[2] = StepError("out of luck", [1])
     executor.launch(first())
