@@ -61,6 +61,11 @@ def may_be(constraint: Constraint, vocabulary: LLTokenizer, text: str) -> bool:
             ["a", "Xa"],
         ),
         (r'root ::= "a\u2028b" [^\u0085]', ["a\u2028bx", "a\u2028b\n"], ["a\nbx", "a\u2028b\x85"]),
+        (
+            r'root ::= "\[&&--]" [a&&z] [x~~] [+--] [^--/] [\[\]~-]',
+            ["[&&--]a~,0]", "[&&--]&x-0-"],
+            ["[&&--]b~,0]", "[&&--]a~,.]"],
+        ),
         ("root ::= [0-9]+ [0-9]+", ["12", "123"], ["1"]),
         ('root ::= "<|im_end|>"', ["<|im_end|>"], [""]),
     ],

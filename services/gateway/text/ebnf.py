@@ -12,6 +12,11 @@ from shared.constraints import ConstraintError
 from shared.wire.sampling import MAX_CONSTRAINT_CHARS
 
 _RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
+_PIECE = re.compile(r'"(?:\\.|[^"\\])*"|#[^\r\n]*|\[\^?(?:\\.|[^\]\\])*\]', re.DOTALL)
+"""A literal, a comment or a class."""
+_CHAR = r"\\(?:x..|u.{4}|U.{8}|.)|[^\\]"
+_MEMBER = re.compile(rf"({_CHAR})(?:-({_CHAR}))?", re.DOTALL)
+"""Of a class: a character or a range."""
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 
 
@@ -23,7 +28,7 @@ def is_ebnf(grammar: str) -> bool:
 def lark_of(grammar: str) -> str:
     """The same in Lark. Raises ConstraintError."""
     try:
-        lark = gbnf_to_lark(_ESCAPE.sub(_spelled, grammar))
+        lark = gbnf_to_lark(_ESCAPE.sub(_spelled, _PIECE.sub(_classes_spelled, grammar)))
     except RecursionError:
         raise ConstraintError("it is nested too deeply") from None
     except IndexError:
@@ -36,11 +41,24 @@ def lark_of(grammar: str) -> str:
     return "\n".join(rules)
 
 
+def _classes_spelled(piece: re.Match[str]) -> str:
+    """A class without what is an operator in a class of Lark's patterns (``&&``, ``~~``, ``--``); else as it is."""
+    text = piece[0]
+    if not text.startswith("["):
+        return text
+    opening = "[^" if text.startswith("[^") else "["
+    return opening + _MEMBER.sub(_member, text[len(opening) : -1]) + "]"
+
+
+def _member(found: re.Match[str]) -> str:
+    return "-".join(f"\\x{ord(char):02x}" if char in ("&", "~", "-") else char for char in found.groups() if char)
+
+
 def _spelled(escape: re.Match[str]) -> str:
-    r"""``\u0041`` in a way that the converter keeps: it drops leading zeros."""
+    r"""``\u0041`` in a way that the converter keeps: it drops leading zeros. ``\[`` as Lark's literals have it."""
     digits = escape[1] or escape[2]
     if digits is None:
-        return escape[0]
+        return f"\\x{ord(escape[0][1]):02x}" if escape[0] in (r"\[", r"\]") else escape[0]
     code = int(digits, 16)
     if code < 0x80:
         return f"\\x{code:02x}"
