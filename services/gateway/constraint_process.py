@@ -23,6 +23,9 @@ from shared.wire.sampling import Constraint
 
 MAX_DETAIL = 500
 """Characters of llguidance's own words that reach a client."""
+_NOTHING_FITS = "NoExtensionBias"
+"""How llguidance's error begins where no token may come; every other error of a mask is a limit that was reached."""
+_TOO_COMPLEX = "it is too complex to follow"
 
 
 class VocabularySource(Struct, frozen=True, array_like=True):
@@ -83,13 +86,15 @@ def _begun(constraint: Constraint, vocabulary: LLTokenizer | ConstraintError) ->
     matcher = compile_constraint(constraint, vocabulary)
     allowed = matcher.compute_bitmask()
     place = next((place for place, bits in enumerate(allowed) if bits), None)
+    if matcher.is_error() and not matcher.get_error().startswith(_NOTHING_FITS):
+        return _TOO_COMPLEX
     if matcher.is_error() or place is None:
         return "it allows no text at all"
     lowest = allowed[place] & -allowed[place]
     matcher.consume_token(8 * place + lowest.bit_length() - 1)
     if not matcher.is_error():
         matcher.compute_bitmask()
-    return "it is too complex to follow" if matcher.is_error() else ""
+    return _TOO_COMPLEX if matcher.is_error() else ""
 
 
 if __name__ == "__main__":

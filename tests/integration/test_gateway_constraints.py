@@ -60,6 +60,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"guided_grammar": "root ::= " + "(" * 9999}, "nested too deeply"),
     ({"structured_outputs": {"grammar": 'root ::= _a\n_a ::= "a" _a'}}, "structured_outputs"),
     ({"guided_grammar": r"start: /[^\s\S]/"}, "no text"),
+    ({"guided_grammar": "root ::= [^a]* [^b]* [^c]* [^a]* [^b]* [^a]*"}, "too complex"),
 ]
 
 DEEP: dict[str, Any] = {"type": "string"}

@@ -12,8 +12,10 @@ from shared.constraints import ConstraintError
 from shared.wire.sampling import MAX_CONSTRAINT_CHARS
 
 _RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
-_PIECE = re.compile(r'"(?:\\.|[^"\\])*"|#[^\r\n]*|\[\^?(?:\\.|[^\]\\])*\]', re.DOTALL)
-"""A literal, a comment or a class."""
+_PIECE = re.compile(
+    r'"(?:\\.|[^"\\])*"|#[^\r\n]*|\[\^?(?:\\.|[^\]\\])*\]|(?<=[*+?}])(?=(?:\s|#[^\r\n]*)*\)\s*[*+?{])', re.DOTALL
+)
+"""A literal, a comment or a class; or, empty, where a repetition ends a group that is repeated itself."""
 _CHAR = r"\\(?:x..|u.{4}|U.{8}|.)|[^\\]"
 _MEMBER = re.compile(rf"({_CHAR})(?:-({_CHAR}))?", re.DOTALL)
 """Of a class: a character or a range."""
@@ -28,7 +30,7 @@ def is_ebnf(grammar: str) -> bool:
 def lark_of(grammar: str) -> str:
     """The same in Lark. Raises ConstraintError."""
     try:
-        lark = gbnf_to_lark(_ESCAPE.sub(_spelled, _PIECE.sub(_classes_spelled, grammar)))
+        lark = gbnf_to_lark(_ESCAPE.sub(_spelled, _PIECE.sub(_respelled, grammar)))
     except RecursionError:
         raise ConstraintError("it is nested too deeply") from None
     except IndexError:
@@ -41,9 +43,12 @@ def lark_of(grammar: str) -> str:
     return "\n".join(rules)
 
 
-def _classes_spelled(piece: re.Match[str]) -> str:
-    """A class without what is an operator in a class of Lark's patterns (``&&``, ``~~``, ``--``); else as it is."""
+def _respelled(piece: re.Match[str]) -> str:
+    """A class without what is an operator in a class of Lark's patterns (``&&``, ``~~``, ``--``). ``("a"{3})?`` as
+    ``("a"{3} "")?``: the converter leaves out the parentheses of a group of one. The rest as it is."""
     text = piece[0]
+    if not text:
+        return ' ""'
     if not text.startswith("["):
         return text
     opening = "[^" if text.startswith("[^") else "["
