@@ -189,6 +189,8 @@ class Shell:
 
     def _answer(self, session: int, plan: BatchPlan, answer: Answer | None) -> None:
         self._outstanding -= 1
+        if isinstance(answer, BatchFailed) and answer.fatal:
+            self._end(1)  # of whatever session
         if answer is None or session != self._session:
             self._metrics.ignored("session")
             return
@@ -200,8 +202,6 @@ class Shell:
             # What only follows a failure says nothing new.
             level = logging.DEBUG if answer.kind == "follows_failure" else logging.WARNING
             log.log(level, "step %d: %s: %s", answer.step, answer.kind, answer.detail)
-            if answer.fatal:
-                self._end(1)
 
     def _turn_over(self) -> None:
         self._session += 1

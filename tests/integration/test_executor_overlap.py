@@ -110,3 +110,22 @@ def test_a_step_that_fails_on_the_device_takes_the_next_one_with_it() -> None:
             assert sampled(emptied) == []
 
     run(scenario)
+
+
+def test_a_device_that_fails_after_its_session_ends_the_process_all_the_same() -> None:
+    async def scenario() -> None:
+        device = a_device(1)
+
+        def fail(batch: StepBatch) -> Any:
+            raise StepError("the device failed", fatal=True)
+
+        device.inner.run = fail  # type: ignore[method-assign]
+        async with world(device) as w:
+            w.scheduler.send(first(1))
+            await await_until(lambda: device.calls, DEADLINE_S, "the launch")
+            w.scheduler.router.drop(w.scheduler.peer)
+            await w.scheduler.joined(2)
+            device.let(1)
+            assert await w.shell.ended == 1
+
+    run(scenario)

@@ -195,6 +195,22 @@ def test_out_of_memory_fails_the_step_and_not_the_executor(
     assert backend.launch(batch).read().tokens == expected
 
 
+@pytest.mark.parametrize("fatal", [True, False])
+def test_an_error_is_fatal_where_the_device_has_failed(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, fatal: bool
+) -> None:
+    backend = backend_of(tiny)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(backend._model, "states", fail)
+    monkeypatch.setattr("services.executor.model.device.has_failed", lambda device: fatal)
+    with pytest.raises(StepError if fatal else RuntimeError, match="illegal memory access") as caught:
+        backend.launch(step([Row([5, 6, 7], 0, 3, [9])], BLOCK_SIZE))
+    assert getattr(caught.value, "fatal", False) == fatal
+
+
 def test_nan_in_one_lane_fails_it_alone(tiny: Path) -> None:
     """A lane whose own KV is NaN fails; the others get the tokens they get without it."""
     backend = backend_of(tiny)

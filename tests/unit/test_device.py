@@ -37,6 +37,17 @@ def test_a_cuda_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPa
         devices.choose_device("cuda")
 
 
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_device_has_failed_when_it_answers_no_more(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    def synchronize(device: torch.device) -> None:
+        if fails:
+            raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr("torch.cuda.synchronize", synchronize)
+    assert devices.has_failed(torch.device("cuda")) == fails
+    assert not devices.has_failed(CPU)
+
+
 def test_threads_are_the_physical_cores_we_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
     assert devices.set_threads(3) == torch.get_num_threads() == 3
     monkeypatch.setattr(devices, "_physical_cores", lambda: {"0,4", "1,5"})

@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 MAX_PROMPT_LOGITS = 128
 """Rows of logits held at once for the logprobs of prompts, whatever the size of a step."""
+LONG_CONTEXT = 512
+"""Tokens that the decode of the warm-up looks at: enough for what kernels do with long contexts alone."""
 
 
 class TorchBackend:
@@ -55,7 +57,7 @@ class TorchBackend:
         threads = devices.set_threads(options.threads)
         config = choice.read(folder)
         context_len = _context_len(options.max_model_len, config.context_len)
-        self.device = devices.describe(torch_device)
+        self._torch_device, self.device = torch_device, devices.describe(torch_device)
         self.facts = _facts(folder, config.vocab_size, context_len)
         started = time.monotonic()
         quantized = "" if options.quantization == "none" else f", weights {options.quantization}"
@@ -99,11 +101,13 @@ class TorchBackend:
         if self._graphs is not None:
             with torch.inference_mode():
                 self._graphs.capture()
-        for num_tokens in (min(self.limits.block_size, self.limits.max_step_tokens), 1):
-            self.launch(_warm_up_batch(num_tokens)).read()
+        size = self.limits.block_size
+        num_tokens = min(size, self.limits.max_step_tokens, self.facts.context_len)
+        self.launch(_warm_up_batch(num_tokens, num_tokens, size)).read()
+        self.launch(_warm_up_batch(1, min(LONG_CONTEXT, self.facts.context_len), size)).read()
 
     def launch(self, batch: StepBatch) -> "LaunchedStep":
-        """See ``Backend``. Raises StepError, not fatal, when memory does not suffice."""
+        """See ``Backend``. Raises StepError: fatal when the device has failed, not when memory does not suffice."""
         try:
             with torch.inference_mode():
                 states = self._states(batch)
@@ -116,6 +120,8 @@ class TorchBackend:
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise StepError(f"out of memory in a step of {len(batch.token_ids)} tokens") from error
         except RuntimeError as error:
+            if devices.has_failed(self._torch_device):
+                raise StepError(f"the device failed: {error}", fatal=True) from error
             if "allocate memory" not in str(error):  # how torch's CPU allocator fails
                 raise
             raise StepError(f"out of memory in a step of {len(batch.token_ids)} tokens") from error
@@ -222,18 +228,20 @@ def _facts(folder: Path, vocab_size: int, context_len: int) -> ModelFacts:
     )
 
 
-def _warm_up_batch(num_tokens: int) -> StepBatch:
-    """One row that computes ``num_tokens`` tokens in block 0."""
-    positions = np.arange(num_tokens, dtype=np.int32)
-    row = SampleRow(0, 0, 0, Sampling(temperature=1.0, top_p=0.9), num_tokens, positions * 0, num_tokens)
+def _warm_up_batch(num_tokens: int, context_len: int, block_size: int) -> StepBatch:
+    """One row that computes the last ``num_tokens`` tokens of a context, all of which lies in block 0."""
+    positions = np.arange(context_len - num_tokens, context_len, dtype=np.int32)
+    token_ids = np.zeros(num_tokens, dtype=np.int32)
+    said = np.zeros(context_len, dtype=np.int32)
+    row = SampleRow(0, 0, 0, Sampling(temperature=1.0, top_p=0.9), context_len, said, context_len)
     return StepBatch(
         step=0,
         lanes=[0],
-        token_ids=positions * 0,
+        token_ids=token_ids,
         positions=positions,
-        slot_mapping=positions.astype(np.int64),
+        slot_mapping=np.arange(num_tokens, dtype=np.int64),
         query_starts=np.array([0, num_tokens], dtype=np.int32),
-        context_lens=np.array([num_tokens], dtype=np.int32),
-        block_tables=np.zeros((1, 1), dtype=np.int32),
+        context_lens=np.array([context_len], dtype=np.int32),
+        block_tables=np.zeros((1, -(-context_len // block_size)), dtype=np.int32),
         samples=[row],
     )

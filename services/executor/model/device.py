@@ -42,6 +42,17 @@ def describe(device: torch.device) -> str:
     return f"cpu {torch.backends.cpu.get_cpu_capability()}" + (" bf16" if _has_bfloat16() else "")
 
 
+def has_failed(device: torch.device) -> bool:
+    """Whether the device computes nothing any more: what has failed on CUDA fails every later call, too."""
+    if device.type != "cuda":
+        return False
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        return True
+    return False
+
+
 def _has_bfloat16() -> bool:
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
