@@ -27,7 +27,7 @@ $(VENV)/installed: $(VENV)/serving
 	$(INSTALL) '.[dev]'
 	touch $@
 
-setup: $(VENV)/serving ## Make .venv, install, fetch the default model
+setup: $(VENV)/installed ## Make .venv with all that tests need, fetch the default model
 	@$(BIN)/paternoster model fetch default >/dev/null
 
 up: $(VENV)/serving ## Serve http://127.0.0.1:8000; options: make up ARGS="--executors 2 --port 9000"
