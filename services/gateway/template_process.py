@@ -48,7 +48,10 @@ def main() -> None:
 
 
 def _answer(task: Task) -> bytes:
-    return msgspec.json.encode(render(task))
+    try:
+        return msgspec.json.encode(render(task))
+    except UnicodeEncodeError:
+        return msgspec.json.encode(Rendered("", "it makes half of a surrogate pair, which is no text"))
 
 
 def render(task: Task) -> Rendered:

@@ -53,6 +53,8 @@ async def test_a_trusted_template_is_honoured_and_bounded(monkeypatch: pytest.Mo
         await refused(w, "{{ ''.__class__.__mro__ }}", "unsafe")
         await refused(w, "{{ 'a' * 3000000000 }}", "memory")
         await refused(w, "{{ 'a' * 9000000 }}", "characters")
+        await refused(w, r"{{ '\ud800' }}", "surrogate")
+        await refused(w, r"{{ raise_exception('\ud800') }}", "surrogate")
         await refused(w, "a" * 70_000, "65536")
         await refused(w, "", "empty prompt")
         started = time.monotonic()
