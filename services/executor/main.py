@@ -9,6 +9,7 @@ import importlib
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from functools import partial
@@ -58,9 +59,10 @@ def run(options: ExecutorOptions) -> int:
     except Exception as error:
         log.critical("the executor crashed: %s: %s", type(error).__name__, error, exc_info=error)
         code = EXIT_CRASHED
-    if not executor.compute_ended() or threading.active_count() > 1:
-        # A thread is in the middle of a step, of loading or of compiling a constraint. Python could only end by waiting
-        # for it, and one that comes back from native code while Python ends brings the process down.
+    if not executor.compute_ended() or threading.active_count() > 1 or "torch" in sys.modules:
+        # A thread may be in the middle of a step, of loading or of compiling a constraint. Python could only end by
+        # waiting for it, and one that comes back from native code while Python ends brings the process down. Taking
+        # torch down takes Python more than a second, for nothing.
         logging.shutdown()
         os._exit(code)
     return code
