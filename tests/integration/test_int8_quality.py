@@ -16,6 +16,7 @@ from services.executor.model.weights import Weights
 from tests.fakes.steps import Row, step
 from tools import model as model_folders
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK_SIZE, WINDOW = 16, 512
@@ -54,7 +55,7 @@ def compare(num_bytes: int, most: float) -> None:
 
 
 @pytest.mark.model
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_int8_perplexity_stays_near_bfloat16s() -> None:
     compare(10_000, most=0.02)
 

@@ -147,7 +147,13 @@ def test_cache_31_a_prompt_found_whole_leaves_a_token_to_compute(budget, num_tok
     assert all(min(tokens.unpack(plan.work_counts), default=1) > 0 for plan in plans_of(world))
 
 
-@pytest.mark.parametrize("num_requests", [500, pytest.param(5000, marks=[pytest.mark.soak, pytest.mark.timeout(0)])])
+@pytest.mark.parametrize(
+    "num_requests",
+    [
+        pytest.param(500, marks=pytest.mark.timeout(300)),
+        pytest.param(5000, marks=[pytest.mark.soak, pytest.mark.timeout(0)]),
+    ],
+)
 def test_cache_32_after_many_requests_the_books_add_up(num_requests):
     """Random lengths, a third aborted, some preempted, prefixes shared. ``World`` checks every invariant each time."""
     chance = random.Random(32)
