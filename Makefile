@@ -35,7 +35,7 @@ up: $(VENV)/serving ## Serve http://127.0.0.1:8000; options: make up ARGS="--exe
 
 # Why so: docs/adr/0026-two-tests-at-a-time.md. ARGS="-n 0" runs them one by one, as --pdb needs it.
 test: setup ## Run the whole test suite
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
 
 check: $(VENV)/installed ## Lint, format, types, import rules
 	$(BIN)/ruff check .

@@ -20,6 +20,7 @@ if not Path("/proc/driver/nvidia/version").exists():
     # The interpreter multiplies by numpy, whose product for AVX2 (not AVX-512) gives a row other bits in another place.
     os.environ.setdefault("OPENBLAS_CORETYPE", "Nehalem")
 
+pytest_plugins = ["tests.timeouts"]
 settings.register_profile("paternoster", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("paternoster")
 
