@@ -92,5 +92,10 @@ def needs_host(batch: StepBatch) -> bool:
 
 
 def _needs_host(sampling: Sampling) -> bool:
+    return is_penalised(sampling) or sampling.constraint is not None or sampling.num_logprobs >= 0
+
+
+def is_penalised(sampling: Sampling) -> bool:
+    """Whether what was said before changes how likely a token is."""
     penalised = sampling.repetition_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty
-    return bool(penalised) or sampling.constraint is not None or sampling.num_logprobs >= 0
+    return bool(penalised)

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.executor.batch import SampleRow
+from services.executor.batch import SampleRow, is_penalised
 from services.executor.kernels.upload import upload
 from shared.wire import tokens as columns
 
@@ -25,8 +25,7 @@ Indexed = tuple[int, SampleRow]
 def changes(row: SampleRow) -> bool:
     """Whether a row's logits are not taken as they are."""
     sampling = row.sampling
-    penalised = sampling.repetition_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty
-    return bool(penalised or sampling.bias_ids) or row.position - row.num_prompt < sampling.min_tokens
+    return is_penalised(sampling) or bool(sampling.bias_ids) or row.position - row.num_prompt < sampling.min_tokens
 
 
 def apply(logits: Tensor, rows: Sequence[Indexed]) -> None:
