@@ -3,11 +3,12 @@
 import asyncio
 import logging
 
+import httpx
 import pytest
 
 from shared import log
 from tests.fakes.conversations import OTHER_APIS
-from tests.fakes.gateway_world import world
+from tests.fakes.gateway_world import World, world
 from tests.fakes.scripted_scheduler import Answer, ScriptedScheduler, says
 from tests.fakes.waiting import await_until
 
@@ -146,17 +147,23 @@ async def test_metrics_that_break_harm_no_request(
     assert len(errors) == len(set(errors))
 
 
+async def healths_while_refusing(w: World, work: list[asyncio.Task[httpx.Response]]) -> int:
+    """How often ``/health`` answers, asked again and again, until each of four requests has got its 400."""
+    answered = 0
+    while not all(task.done() for task in work):
+        assert (await w.http.get("/health")).status_code == 200
+        answered += 1
+    assert [task.result().status_code for task in work] == [400] * 4
+    return answered
+
+
 async def test_ops_46_health_answers_while_long_texts_are_tokenized() -> None:
     scheduler = ScriptedScheduler(auto=False)
     async with world(scheduler) as w:
         w.gateway.tokenizer.most_chars = 0  # or their length alone would tell
         work = [asyncio.create_task(w.complete(prompt="many words " * 90_000)) for _ in range(3)]
         work.append(asyncio.create_task(w.http.post("/v1/completions", content=b'{"prompt": "' + b"a" * 5_000_000)))
-        answered = 0
-        while not all(task.done() for task in work):
-            assert (await w.http.get("/health")).status_code == 200
-            answered += 1
-        assert [task.result().status_code for task in work] == [400] * 4
+        answered = await healths_while_refusing(w, work)
         assert answered > 10, "each of the four would hold it up at most once or twice, were it tokenized on the loop"
 
 
@@ -169,11 +176,7 @@ async def test_ops_46_health_answers_while_long_conversations_are_read() -> None
             asyncio.create_task(w.post("/v1/messages", messages=[*many, {"role": "user"}], max_tokens=1)),
             asyncio.create_task(w.complete(prompt=[*[1] * 3_000_000, -1])),
         ]
-        answered = 0
-        while not all(task.done() for task in work):
-            assert (await w.http.get("/health")).status_code == 200
-            answered += 1
-        assert [task.result().status_code for task in work] == [400] * 4
+        answered = await healths_while_refusing(w, work)
         assert answered > 20, "each of the four would hold it up at most four times, were it read on the loop"
 
 
